@@ -1,0 +1,209 @@
+package ipc
+
+import "time"
+
+// Version is the version of the messages. Both processes send theirs in Hello; a data plane that outlived an upgrade may be older than
+// the control plane, so a field is only ever added.
+const Version = 1
+
+// Method names of the requests that the control plane sends.
+const (
+	MethodHello    = "hello"    // HelloRequest -> HelloReply
+	MethodLogin    = "login"    // LoginRequest -> Group
+	MethodLogout   = "logout"   // LogoutRequest -> Empty
+	MethodAttach   = "attach"   // AttachRequest -> Empty; the unit's queues are fetching when it returns
+	MethodDetach   = "detach"   // DetachRequest -> Empty; the character device is closed when it returns
+	MethodState    = "state"    // Empty -> State
+	MethodShutdown = "shutdown" // ShutdownRequest -> Empty
+)
+
+// Event names that the data plane sends without being asked.
+const (
+	EventGroup  = "group"  // Group: a session group changed state
+	EventDevice = "device" // Device: a device changed state
+)
+
+// Empty is the body of a message that carries nothing.
+type Empty struct{}
+
+// HelloRequest opens the conversation.
+type HelloRequest struct {
+	Version int    `json:"version"`
+	Build   string `json:"build"`
+}
+
+// HelloReply tells what the data plane is.
+type HelloReply struct {
+	Version  int      `json:"version"`
+	Build    string   `json:"build"`
+	PID      int      `json:"pid"`
+	Reactors int      `json:"reactors"` // data-path threads, hence queues of a device and sessions of a group
+	RDMA     []string `json:"rdma"`     // names of the RDMA devices seen
+}
+
+// Transport is what carries a session.
+type Transport string
+
+// The transports. Auto is only ever asked for; a group that is up says which one it took.
+const (
+	TransportAuto Transport = "auto"
+	TransportISER Transport = "iser"
+	TransportTCP  Transport = "tcp"
+)
+
+// LoginRequest asks for one session per reactor to one portal of a target, and for the inventory of its logical units.
+type LoginRequest struct {
+	Group         string        `json:"group"` // key of the session group, chosen by the control plane and stable over restarts
+	Target        string        `json:"target"`
+	Portal        string        `json:"portal"` // ADDR:PORT, [ADDR%ZONE]:PORT
+	Transport     Transport     `json:"transport"`
+	InitiatorName string        `json:"initiator_name"`
+	ISID          [6]byte       `json:"isid"`    // of reactor 0; the qualifier (last two bytes) counts up with the reactor
+	Timeout       time.Duration `json:"timeout"` // of the whole login, nanoseconds
+}
+
+// Group states.
+const (
+	GroupUp     = "up"     // every session is in the full-feature phase
+	GroupFailed = "failed" // a session was lost; see Error
+)
+
+// Group is one session group: the sessions of one initiator with one target portal group, one per reactor.
+type Group struct {
+	ID              string    `json:"id"`
+	Target          string    `json:"target"`
+	Portal          string    `json:"portal"`
+	TPGT            uint16    `json:"tpgt"`
+	Transport       Transport `json:"transport"`        // iser or tcp
+	TransportReason string    `json:"transport_reason"` // one sentence: why this transport
+	State           string    `json:"state"`
+	Since           time.Time `json:"since"`
+	Error           *Error    `json:"error,omitempty"`
+	InitiatorName   string    `json:"initiator_name"`
+	Sessions        []Session `json:"sessions"`
+	Units           []Unit    `json:"units"`
+}
+
+// Session is one session, on one reactor.
+type Session struct {
+	Reactor      int               `json:"reactor"`
+	ISID         [6]byte           `json:"isid"`
+	TSIH         uint16            `json:"tsih"`
+	State        string            `json:"state"` // RFC 7143 section 8 names: "LOGGED_IN", "FAILED", "FREE"
+	LocalAddress string            `json:"local_address"`
+	RDMADevice   string            `json:"rdma_device,omitempty"`
+	Negotiated   map[string]string `json:"negotiated"` // text keys as on the wire
+	Outstanding  int               `json:"outstanding"`
+	WindowWaits  uint64            `json:"window_waits"`
+}
+
+// Unit is a logical unit that the target reported.
+type Unit struct {
+	LUN               uint64 `json:"lun"`    // 8-byte SAM LUN, big endian value
+	Number            uint16 `json:"number"` // as a person counts: peripheral or flat address
+	Usable            bool   `json:"usable"` // can be served as a block device
+	Reason            string `json:"reason,omitempty"`
+	DeviceType        uint8  `json:"device_type"` // SPC peripheral device type
+	Vendor            string `json:"vendor"`
+	Product           string `json:"product"`
+	Revision          string `json:"revision"`
+	Serial            string `json:"serial"`
+	WWID              string `json:"wwid"`   // VPD 0x83: "naa.6001405…", "eui.…", "t10.…"
+	Blocks            uint64 `json:"blocks"` // logical blocks
+	LogicalBlockSize  uint32 `json:"logical_block_size"`
+	PhysicalBlockSize uint32 `json:"physical_block_size"`
+	AlignmentOffset   uint32 `json:"alignment_offset"` // bytes
+	OptimalIOSize     uint32 `json:"optimal_io_size"`  // bytes, 0 unknown
+	MaxTransfer       uint32 `json:"max_transfer"`     // bytes, what one request may carry, from the target and the transport
+	ReadOnly          bool   `json:"read_only"`        // write protected
+	WriteCache        bool   `json:"write_cache"`      // WCE: flushes are needed
+	FUA               bool   `json:"fua"`              // DPOFUA
+	Rotational        bool   `json:"rotational"`       // VPD 0xB1
+}
+
+// LogoutRequest ends a session group. Its devices must be detached before.
+type LogoutRequest struct {
+	Group string `json:"group"`
+}
+
+// AttachRequest asks the data plane to serve a logical unit through a ublk device that the control plane has added.
+type AttachRequest struct {
+	Group   string `json:"group"`
+	LUN     uint64 `json:"lun"`
+	UblkID  int    `json:"ublk_id"`
+	Queues  int    `json:"queues"`
+	Depth   int    `json:"depth"`
+	MaxIO   int    `json:"max_io"` // bytes of one request
+	Recover bool   `json:"recover"`
+}
+
+// DetachRequest asks the data plane to let go of a device that was stopped.
+type DetachRequest struct {
+	UblkID int `json:"ublk_id"`
+}
+
+// ShutdownRequest ends the data plane if nothing uses it.
+type ShutdownRequest struct {
+	OnlyIfIdle bool `json:"only_if_idle"`
+}
+
+// State is everything that a control plane needs in order to take over.
+type State struct {
+	Groups  []Group  `json:"groups"`
+	Devices []Device `json:"devices"`
+	Objects Objects  `json:"objects"`
+}
+
+// Objects counts what the data plane holds of the system, for leak checks.
+type Objects struct {
+	Connections   int `json:"connections"`
+	QPs           int `json:"qps"`
+	CQs           int `json:"cqs"`
+	MRs           int `json:"mrs"`
+	Descriptors   int `json:"descriptors"`
+	PoolBytes     int `json:"pool_bytes"`
+	PoolBytesUsed int `json:"pool_bytes_used"`
+}
+
+// Device states.
+const (
+	DeviceServing = "serving"
+	DeviceGone    = "gone" // stopped by the kernel; waits for Detach
+)
+
+// Device is one ublk device that the data plane serves.
+type Device struct {
+	UblkID int          `json:"ublk_id"`
+	Group  string       `json:"group"`
+	LUN    uint64       `json:"lun"`
+	State  string       `json:"state"`
+	Queues []QueueStats `json:"queues"`
+}
+
+// QueueStats are the counters of one queue since it was attached.
+type QueueStats struct {
+	Reads      uint64    `json:"reads"`
+	Writes     uint64    `json:"writes"`
+	Flushes    uint64    `json:"flushes"`
+	ReadBytes  uint64    `json:"read_bytes"`
+	WriteBytes uint64    `json:"write_bytes"`
+	Errors     uint64    `json:"errors"`
+	Retries    uint64    `json:"retries"`
+	InFlight   int       `json:"in_flight"`
+	Tiers      TierBytes `json:"tiers"`
+}
+
+// TierBytes counts payload bytes by copy tier.
+type TierBytes struct {
+	Shared     uint64 `json:"shared"`     // no copy: the adapter reached the application's memory
+	Registered uint64 `json:"registered"` // one copy by the driver, to or from memory registered once
+	TCP        uint64 `json:"tcp"`        // through a socket
+}
+
+// Error is a failure with a stable code. Code is one of the names of package api.
+type Error struct {
+	Code string `json:"code"`
+	Text string `json:"text"`
+}
+
+func (e *Error) Error() string { return e.Text }
