@@ -1,0 +1,176 @@
+package config
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/viper"
+
+	"iserd.org/iserd/api"
+)
+
+// Config are the settings. The tags are the names in the file.
+type Config struct {
+	// InitiatorName is the name by which targets know this machine; "" takes /etc/iserd/initiatorname.
+	InitiatorName string `mapstructure:"initiator_name"`
+	// LogLevel is error, warn, info or debug. Default info.
+	LogLevel string `mapstructure:"log_level"`
+	// DataPlane is the program that carries the I/O; "" looks beside this program and in PATH, "none" leaves starting it to someone else.
+	DataPlane string `mapstructure:"data_plane"`
+	// LoginTimeout bounds one login, connecting included. 1 s to 10 min, default 30 s.
+	LoginTimeout time.Duration `mapstructure:"login_timeout"`
+	// DiscoveryTimeout bounds one SendTargets exchange over one transport. 1 s to 10 min, default 15 s.
+	DiscoveryTimeout time.Duration `mapstructure:"discovery_timeout"`
+	// ControlTimeout bounds one command to the block driver. 1 s to 10 min, default 15 s.
+	ControlTimeout time.Duration `mapstructure:"control_timeout"`
+	// QueueDepth is the number of requests of one queue. 1 to 4096, default 128.
+	QueueDepth int `mapstructure:"queue_depth"`
+	// MaxIO is the size of the largest request, bytes. 4096 to 1048576, a multiple of 4096, default 524288; the target may lower it.
+	MaxIO int `mapstructure:"max_io"`
+}
+
+// Places that Load reads when no file is named.
+var Places = []string{"/usr/lib/iserd/iserd.toml", "/etc/iserd/iserd.toml", "/etc/iserd/iserd.d"}
+
+// Default returns the built-in settings.
+func Default() Config {
+	return Config{
+		LogLevel: "info", LoginTimeout: 30 * time.Second, DiscoveryTimeout: 15 * time.Second, ControlTimeout: 15 * time.Second,
+		QueueDepth: 128, MaxIO: 512 << 10,
+	}
+}
+
+// Load reads the settings. file "" reads Places, where a missing one is fine; a named file must be there. Errors are
+// api.ErrInvalidArgs with the file and line where there is one.
+func Load(file string) (Config, error) {
+	v := viper.NewWithOptions(viper.KeyDelimiter("::"))
+	d := Default()
+	defaults := map[string]any{
+		"initiator_name": d.InitiatorName, "log_level": d.LogLevel, "data_plane": d.DataPlane, "login_timeout": d.LoginTimeout,
+		"discovery_timeout": d.DiscoveryTimeout, "control_timeout": d.ControlTimeout, "queue_depth": d.QueueDepth, "max_io": d.MaxIO,
+	}
+	v.SetEnvPrefix("ISERD")
+	for k, x := range defaults {
+		v.SetDefault(k, x)
+		if err := v.BindEnv(k); err != nil {
+			return Config{}, fmt.Errorf("configuration: %w", err)
+		}
+	}
+	files := []string{file}
+	if file == "" {
+		var err error
+		if files, err = existing(Places); err != nil {
+			return Config{}, api.Errorf(api.ErrInvalidArgs, "configuration: %w", err)
+		}
+	}
+	for _, f := range files {
+		if err := merge(v, f, defaults); err != nil {
+			return Config{}, err
+		}
+	}
+	var c Config
+	if err := v.UnmarshalExact(&c); err != nil {
+		return Config{}, api.Errorf(api.ErrInvalidArgs, "configuration: %s", oneLine(err))
+	}
+	return c, c.Check()
+}
+
+// existing lists the files that are there, directories replaced by the *.toml in them.
+func existing(places []string) ([]string, error) {
+	var out []string
+	for _, p := range places {
+		fi, err := os.Stat(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !fi.IsDir() {
+			out = append(out, p)
+			continue
+		}
+		m, err := filepath.Glob(filepath.Join(p, "*.toml"))
+		if err != nil {
+			return nil, err
+		}
+		slices.Sort(m)
+		out = append(out, m...)
+	}
+	return out, nil
+}
+
+// merge adds one file. Its keys are checked here, where the file is still known.
+func merge(v *viper.Viper, file string, known map[string]any) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return api.Errorf(api.ErrInvalidArgs, "configuration: %w", err)
+	}
+	one := viper.NewWithOptions(viper.KeyDelimiter("::"))
+	one.SetConfigType("toml")
+	if err := one.ReadConfig(bytes.NewReader(text)); err != nil {
+		return api.Errorf(api.ErrInvalidArgs, "configuration: %s: %s", file, oneLine(err))
+	}
+	for _, k := range one.AllKeys() {
+		if _, ok := known[k]; !ok {
+			top, _, _ := strings.Cut(k, "::")
+			return api.Errorf(api.ErrInvalidArgs, "configuration: %s:%d: unknown key %q", file, lineOf(text, top), top)
+		}
+	}
+	if err := v.MergeConfigMap(one.AllSettings()); err != nil {
+		return api.Errorf(api.ErrInvalidArgs, "configuration: %s: %s", file, oneLine(err))
+	}
+	return nil
+}
+
+// lineOf finds the line on which key is set, 1 if it cannot tell.
+func lineOf(text []byte, key string) int {
+	re := regexp.MustCompile(`(?i)^\s*\[*\s*"?` + regexp.QuoteMeta(key) + `"?\s*[\].=]`)
+	s := bufio.NewScanner(bytes.NewReader(text))
+	for n := 1; s.Scan(); n++ {
+		if re.Match(s.Bytes()) {
+			return n
+		}
+	}
+	return 1
+}
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+// Check tells whether every setting is in its range.
+func (c *Config) Check() error {
+	bad := func(format string, args ...any) error {
+		return api.Errorf(api.ErrInvalidArgs, "configuration: "+format, args...)
+	}
+	if c.InitiatorName != "" {
+		if err := api.CheckName(c.InitiatorName); err != nil {
+			return api.Wrap(err, api.ErrInvalidArgs, "configuration: initiator_name")
+		}
+	}
+	if !slices.Contains([]string{"error", "warn", "info", "debug"}, c.LogLevel) {
+		return bad("log_level is %q, expected error, warn, info or debug", c.LogLevel)
+	}
+	for name, d := range map[string]time.Duration{
+		"login_timeout": c.LoginTimeout, "discovery_timeout": c.DiscoveryTimeout, "control_timeout": c.ControlTimeout,
+	} {
+		if d < time.Second || d > 10*time.Minute {
+			return bad("%s is %v, expected 1s to 10m", name, d)
+		}
+	}
+	if c.QueueDepth < 1 || c.QueueDepth > 4096 {
+		return bad("queue_depth is %d, expected 1 to 4096", c.QueueDepth)
+	}
+	if c.MaxIO < 4096 || c.MaxIO > 1<<20 || c.MaxIO%4096 != 0 {
+		return bad("max_io is %d, expected a multiple of 4096 from 4096 to 1048576", c.MaxIO)
+	}
+	return nil
+}
