@@ -1,0 +1,41 @@
+package testbed
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Programs are the commands of the project, which go to the guest's /host/bin.
+var Programs = []string{"./cmd/iserd", "./cmd/iserd-io", "./cmd/iserctl"}
+
+// Build compiles main packages of the project into folder dir. They run on the host and in the guest alike.
+func Build(ctx context.Context, dir string, packages ...string) error {
+	return goTool(ctx, append([]string{"build", "-o", dir + string(filepath.Separator)}, packages...)...)
+}
+
+// BuildTest compiles the test binary of a package to a file. A package without tests gives no file and no error.
+func BuildTest(ctx context.Context, file, pkg string) error {
+	return goTool(ctx, "test", "-c", "-o", file, pkg)
+}
+
+func goTool(ctx context.Context, args ...string) error {
+	root, err := ModuleRoot()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOOS=linux", "GOARCH=amd64")
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("go %s: %w\n\t%s", strings.Join(args, " "), err, strings.Join(lastLines(out, 30), "\n\t"))
+}
