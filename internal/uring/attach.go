@@ -57,6 +57,9 @@ func (r *Ring) Outstanding(s Slot) int {
 
 // account enters the prepared entries into the table.
 func (r *Ring) account() {
+	if r.closed {
+		return
+	}
 	for ; r.counted != r.sqeTail; r.counted++ {
 		sqe := (*uapi.SQE)(unsafe.Pointer(&r.sqes[uintptr(r.counted&r.sqMask)*r.stride]))
 		if s := sqe.UserData >> 32; s < uint64(len(r.slots)) {
