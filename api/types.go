@@ -27,10 +27,11 @@ func (n *Node) Portal() Portal { return Portal{n.Address, n.Port} }
 
 // Session states.
 const (
-	SessionUp      = "up"
-	SessionLogin   = "login"   // login in progress
-	SessionClosing = "closing" // logout in progress
-	SessionFailed  = "failed"  // lost; see LastError
+	SessionUp         = "up"
+	SessionLogin      = "login"      // login in progress
+	SessionClosing    = "closing"    // logout in progress
+	SessionRecovering = "recovering" // lost and being brought back; requests wait; see LastError
+	SessionFailed     = "failed"     // lost for good; see LastError
 )
 
 // Session is one live session group: all sessions with one target portal group, one per data-path thread, shown as one.

@@ -1,0 +1,284 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/ublk"
+)
+
+// adopt replaces what is known about sessions and devices by what the data plane says, cross-checked with the driver and the records in
+// RUN/devices. It changes nothing outside this process; settle does.
+func (s *Service) adopt(ctx context.Context, pc planeConn) error {
+	sctx, cancel := context.WithTimeout(ctx, stateTimeout)
+	defer cancel()
+	var st ipc.State
+	if err := pc.call(sctx, ipc.MethodState, ipc.Empty{}, &st); err != nil {
+		return err
+	}
+	recs := s.readDevices()
+	next := make(map[string]*session, len(st.Groups))
+	for _, g := range st.Groups {
+		if err := api.CheckName(g.Target); err != nil {
+			s.log.WithError(err).Errorf("session group %s of the data plane cannot be adopted", g.ID)
+			continue
+		}
+		number, ok := s.isids.Number(g.ID)
+		if !ok {
+			if _, n, err := s.isids.Get(g.ID); err == nil {
+				number = n
+			}
+		}
+		next[g.ID] = &session{
+			number: number, state: stateOf(g), group: g, devices: make(map[int]*device), reasons: make(map[uint64]string),
+		}
+	}
+	for _, d := range st.Devices {
+		ss := next[d.Group]
+		if ss == nil {
+			s.log.WithField("dev", devicePath(d.UblkID)).Errorf("device belongs to unknown session group %s", d.Group)
+			continue
+		}
+		r, ok := recs[d.UblkID]
+		if !ok || r.Group != d.Group || r.Unit.LUN != d.LUN {
+			if r, ok = s.rebuild(ss.group, d, pc.hello.PID); !ok {
+				s.log.WithField("dev", devicePath(d.UblkID)).Errorf("device serves a unit that session group %s does not have", d.Group)
+				continue
+			}
+		}
+		x := &device{deviceRecord: r, state: api.DeviceLive}
+		if d.State != ipc.DeviceServing || !s.isLive(ctx, &r) {
+			x.state = api.DeviceDead
+		}
+		ss.devices[d.UblkID] = x
+	}
+	s.mu.Lock()
+	s.sessions = next
+	n := 0
+	for _, ss := range next {
+		n += len(ss.devices)
+	}
+	s.changedLocked()
+	s.mu.Unlock()
+	if len(next) > 0 {
+		s.log.WithField("pid", pc.hello.PID).Infof("adopted %d sessions with %d devices", len(next), n)
+	}
+	return nil
+}
+
+func stateOf(g ipc.Group) string {
+	switch g.State {
+	case ipc.GroupUp:
+		return api.SessionUp
+	case ipc.GroupRecovering:
+		return api.SessionRecovering
+	}
+	return api.SessionFailed
+}
+
+// rebuild makes the record of a device whose file is lost from what the data plane says.
+func (s *Service) rebuild(g ipc.Group, d ipc.Device, pid int) (deviceRecord, bool) {
+	for _, u := range g.Units {
+		if u.LUN != d.LUN {
+			continue
+		}
+		r := deviceRecord{
+			Schema: deviceSchema, UblkID: d.UblkID, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, PID: pid,
+			Queues: len(d.Queues), Depth: s.opt.Config.QueueDepth, MaxIO: s.opt.Config.MaxIO, Unit: u, Created: g.Since,
+		}
+		if err := s.writeDevice(r); err != nil {
+			s.log.WithError(err).Error("device record is lost and cannot be written again")
+		}
+		return r, true
+	}
+	return deviceRecord{}, false
+}
+
+// isLive asks the driver. If there is no driver to ask, the data plane's word is good enough.
+func (s *Service) isLive(ctx context.Context, r *deviceRecord) bool {
+	b, err := s.control()
+	if err != nil {
+		return true
+	}
+	info, err := step(ctx, s, func(ctx context.Context) (ublk.DeviceInfo, error) { return b.Info(ctx, r.UblkID) })
+	if err != nil {
+		return !errors.Is(err, ublk.ErrNotFound)
+	}
+	return info.State == ublk.StateLive && info.ServerTag == serverTag(r.Group, r.Unit.LUN)
+}
+
+// settle finishes or undoes what a daemon that died had begun: devices that are recorded and not served, devices that are stopped and
+// not removed, units of a session that have no device yet.
+func (s *Service) settle(ctx context.Context, pc planeConn) {
+	known := make(map[int]bool)
+	type job struct {
+		ss   *session
+		dead []*device
+	}
+	var jobs []job
+	s.mu.Lock()
+	for _, ss := range s.sessions {
+		j := job{ss: ss}
+		for id, d := range ss.devices {
+			known[id] = true
+			if d.state == api.DeviceDead {
+				j.dead = append(j.dead, d)
+			}
+		}
+		jobs = append(jobs, j)
+	}
+	s.mu.Unlock()
+	for id, r := range s.readDevices() {
+		if !known[id] {
+			s.bury(ctx, pc, r)
+		}
+	}
+	for _, j := range jobs {
+		s.mu.Lock()
+		target, state, units := j.ss.group.Target, j.ss.state, j.ss.group.Units
+		s.mu.Unlock()
+		unlock, err := s.targets.lock(ctx, target)
+		if err != nil {
+			return
+		}
+		for _, d := range j.dead {
+			s.stopAndRemove(ctx, pc, j.ss, d)
+		}
+		if state == api.SessionUp {
+			if _, err := s.serveUnits(ctx, pc, j.ss, units); err != nil {
+				s.log.WithError(err).WithField("target", target).Error("devices are missing")
+			}
+		}
+		unlock()
+	}
+}
+
+// buryDead is for a data plane that is gone: without recovery its devices are dead, and its sessions with it. The devices are deleted,
+// the sessions are kept as failed until somebody logs in again or out.
+func (s *Service) buryDead(ctx context.Context) {
+	s.mu.Lock()
+	for _, ss := range s.sessions {
+		ss.state = api.SessionFailed
+		ss.group.State = ipc.GroupFailed
+		ss.group.Error = &ipc.Error{Code: api.ErrConnectionFailed, Text: "the data plane ended and its devices with it; log in again"}
+		ss.group.Sessions = nil
+		clear(ss.devices)
+	}
+	s.changedLocked()
+	s.mu.Unlock()
+	for _, r := range s.readDevices() {
+		s.bury(ctx, planeConn{}, r)
+	}
+}
+
+// bury deletes a recorded device that nobody serves, if it is still the one that was recorded.
+func (s *Service) bury(ctx context.Context, pc planeConn, r deviceRecord) {
+	log := s.log.WithField("dev", r.path())
+	b, err := s.control()
+	if errors.Is(err, ublk.ErrNotSupported) {
+		s.removeDevice(r.UblkID) // no driver, no device
+		return
+	}
+	if err != nil {
+		log.WithError(err).Error("a device may be left from an earlier run")
+		return
+	}
+	info, err := step(ctx, s, func(ctx context.Context) (ublk.DeviceInfo, error) { return b.Info(ctx, r.UblkID) })
+	switch {
+	case errors.Is(err, ublk.ErrNotFound):
+		s.removeDevice(r.UblkID)
+		return
+	case err != nil:
+		log.WithError(err).Error("a device may be left from an earlier run")
+		return
+	case info.ServerTag != serverTag(r.Group, r.Unit.LUN):
+		log.Warn("the number now belongs to a device of another program; only the record is removed")
+		s.removeDevice(r.UblkID)
+		return
+	}
+	ctx, cancel := s.undo(ctx)
+	defer cancel()
+	s.logged(s.run(ctx, func(ctx context.Context) error { return b.Stop(ctx, r.UblkID) }), r.UblkID, "stop")
+	err = s.remove(ctx, pc, &device{deviceRecord: r})
+	s.logged(err, r.UblkID, "remove")
+	if err == nil {
+		log.Warn("removed a device that nobody served")
+	}
+}
+
+// groupEvent takes over what the data plane says about a group.
+func (s *Service) groupEvent(g ipc.Group) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ss := s.sessions[g.ID]
+	if ss == nil || ss.state == api.SessionClosing || ss.state == api.SessionLogin && g.State != ipc.GroupFailed {
+		return
+	}
+	old := ss.state
+	ss.group, ss.state = g, stateOf(g)
+	s.changedLocked()
+	if old == ss.state {
+		return
+	}
+	log := s.log.WithFields(map[string]any{"target": g.Target, "portal": g.Portal})
+	if g.Error != nil {
+		log = log.WithField("err", g.Error.Text)
+	}
+	switch ss.state {
+	case api.SessionFailed:
+		log.Error("session failed")
+	case api.SessionRecovering:
+		log.Warn("session lost, being brought back")
+	default:
+		log.Info("session is up")
+	}
+}
+
+// deviceEvent reacts to a device that the kernel took away without being asked by us (a stray DEL_DEV, say): what is left of it is
+// cleared up, in the background because the target's lock may be held.
+func (s *Service) deviceEvent(ctx context.Context, pc planeConn, d ipc.Device) {
+	if d.State != ipc.DeviceGone {
+		return
+	}
+	s.mu.Lock()
+	ss := s.sessions[d.Group]
+	s.mu.Unlock()
+	if ss == nil {
+		return
+	}
+	s.jobs.Add(1)
+	go func() {
+		defer s.jobs.Done()
+		s.mu.Lock()
+		target := ss.group.Target
+		s.mu.Unlock()
+		unlock, err := s.targets.lock(ctx, target)
+		if err != nil {
+			return
+		}
+		defer unlock()
+		s.mu.Lock()
+		x := ss.devices[d.UblkID]
+		current := s.sessions[d.Group] == ss
+		s.mu.Unlock()
+		if x == nil || !current {
+			return // we took it away ourselves, meanwhile finished
+		}
+		// The number may already belong to the next device.
+		var st ipc.State
+		if err := pc.call(ctx, ipc.MethodState, ipc.Empty{}, &st); err != nil || !slices.ContainsFunc(st.Devices, func(now ipc.Device) bool {
+			return now.UblkID == d.UblkID && now.State == ipc.DeviceGone
+		}) {
+			return
+		}
+		s.log.WithField("dev", x.path()).Error("the kernel has taken the device away; it is removed")
+		s.stopAndRemove(ctx, pc, ss, x)
+		s.mu.Lock()
+		ss.reasons[d.LUN] = "its block device was taken away from outside; log out and in to get it back"
+		s.changedLocked()
+		s.mu.Unlock()
+	}()
+}

@@ -1,0 +1,204 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/bits"
+	"os"
+	"time"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/ublk"
+)
+
+const minIO = 4096 // smallest limit of a request that the block layer works with, bytes
+
+// serverTag marks a device as one of ours in the driver's own memory: "iser", and a hash of what it serves. Together with the record in
+// RUN/devices it keeps a clean-up from deleting a device of another program that got the same number.
+func serverTag(group string, lun uint64) uint64 {
+	h := fnv.New32a()
+	fmt.Fprintf(h, "%s/%x", group, lun)
+	return 0x69736572<<32 | uint64(h.Sum32())
+}
+
+// limits returns the properties of the block device for a unit, and the largest request in bytes.
+func limits(u *ipc.Unit, configured int) (ublk.Params, int, error) {
+	var p ublk.Params
+	page := uint32(os.Getpagesize())
+	lb := u.LogicalBlockSize
+	if lb < ublk.SectorSize || lb > page || bits.OnesCount32(lb) != 1 {
+		return p, 0, fmt.Errorf("logical block size of %d bytes: block devices have 512 to %d", lb, page)
+	}
+	hi, bytes := bits.Mul64(u.Blocks, uint64(lb))
+	if u.Blocks == 0 || hi != 0 || bytes > 1<<63-1 {
+		return p, 0, fmt.Errorf("size of %d blocks of %d bytes", u.Blocks, lb)
+	}
+	maxIO := configured
+	if u.MaxTransfer != 0 {
+		maxIO = min(maxIO, int(min(u.MaxTransfer, 1<<20)))
+	}
+	maxIO -= maxIO % int(max(lb, page))
+	if maxIO < minIO {
+		return p, 0, fmt.Errorf("the target takes at most %d bytes in a request, %d are needed", u.MaxTransfer, minIO)
+	}
+	p = ublk.Params{
+		LogicalBlock: lb, PhysicalBlock: lb, MaxSectors: uint32(maxIO / ublk.SectorSize), Sectors: ublk.Sector(bytes / ublk.SectorSize),
+	}
+	// The rest are hints: what cannot be expressed is left out.
+	if pb := u.PhysicalBlockSize; pb > lb && pb <= 256<<20 && bits.OnesCount32(pb) == 1 {
+		p.PhysicalBlock = pb
+	}
+	if o := u.OptimalIOSize; o >= p.PhysicalBlock && o <= 256<<20 && bits.OnesCount32(o) == 1 {
+		p.OptimalIO = o
+	}
+	if u.ReadOnly {
+		p.Attrs |= ublk.AttrReadOnly
+	}
+	if u.Rotational {
+		p.Attrs |= ublk.AttrRotational
+	}
+	if u.WriteCache {
+		p.Attrs |= ublk.AttrVolatileCache
+		if u.FUA {
+			p.Attrs |= ublk.AttrFUA
+		}
+	}
+	return p, maxIO, nil
+}
+
+// serve makes a block device for a unit of a group that is up, or nothing.
+func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.Unit) (*device, error) {
+	b, err := s.control()
+	if err != nil {
+		return nil, err
+	}
+	features, err := s.features(ctx)
+	if err != nil {
+		return nil, blockError(err)
+	}
+	params, maxIO, err := limits(u, s.opt.Config.MaxIO)
+	if err != nil {
+		return nil, api.Errorf(api.ErrNotSupported, "%w", err)
+	}
+	d := &device{state: api.DeviceStarting}
+	d.deviceRecord = deviceRecord{
+		Schema: deviceSchema, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, PID: pc.hello.PID, Unit: *u, Created: time.Now().UTC(),
+	}
+	spec := ublk.DeviceSpec{
+		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: serverTag(g.ID, u.LUN),
+		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&ublk.FeatureUpdateSize,
+	}
+
+	// Each step leaves behind what undoes it.
+	var undo []func(context.Context)
+	ok := false
+	defer func() {
+		if ok {
+			return
+		}
+		ctx, cancel := s.undo(ctx)
+		defer cancel()
+		for i := len(undo) - 1; i >= 0; i-- {
+			undo[i](ctx)
+		}
+	}()
+
+	info, err := step(ctx, s, func(ctx context.Context) (ublk.DeviceInfo, error) { return b.Add(ctx, spec) })
+	if err != nil {
+		return nil, blockError(err)
+	}
+	id := info.ID
+	d.UblkID, d.Queues, d.Depth, d.MaxIO = id, info.Queues, info.Depth, int(info.MaxIOBytes)
+	undo = append(undo, func(ctx context.Context) { s.logged(b.Delete(ctx, id), id, "delete") })
+	params.MaxSectors = min(params.MaxSectors, info.MaxIOBytes/ublk.SectorSize)
+
+	if err := s.run(ctx, func(ctx context.Context) error { return b.SetParams(ctx, id, params) }); err != nil {
+		return nil, blockError(err)
+	}
+	undo = append(undo, func(context.Context) { s.removeDevice(id) })
+	if err := s.writeDevice(d.deviceRecord); err != nil {
+		return nil, api.Errorf(api.ErrDatabase, "%w", err)
+	}
+	// The attachment may have been made even if its answer did not come: it is always taken back. Stop first, so that the tags come home.
+	undo = append(undo, func(ctx context.Context) {
+		s.logged(b.Stop(ctx, id), id, "stop")
+		s.logged(pc.call(ctx, ipc.MethodDetach, ipc.DetachRequest{UblkID: id}, nil), id, "detach")
+	})
+	attach := ipc.AttachRequest{Group: g.ID, LUN: u.LUN, UblkID: id, Queues: info.Queues, Depth: info.Depth, MaxIO: d.MaxIO}
+	if err := s.run(ctx, func(ctx context.Context) error { return pc.call(ctx, ipc.MethodAttach, attach, nil) }); err != nil {
+		return nil, api.Wrap(err, api.ErrInternal, "attach %s", d.path())
+	}
+	if err := s.run(ctx, func(ctx context.Context) error { return b.Start(ctx, id, pc.hello.PID) }); err != nil {
+		return nil, blockError(err)
+	}
+	ok = true
+	d.state = api.DeviceLive
+	s.log.WithFields(map[string]any{"dev": d.path(), "target": d.Target, "lun": u.Number}).Infof("serving %d MiB", u.Blocks*uint64(u.LogicalBlockSize)>>20)
+	return d, nil
+}
+
+// run gives one step its own deadline.
+func (s *Service) run(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return f(ctx)
+}
+
+func step[T any](ctx context.Context, s *Service, f func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return f(ctx)
+}
+
+// blockError names a failure of the block driver.
+func blockError(err error) error {
+	name := api.ErrInternal
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ublk.ErrNotSupported):
+		name = api.ErrNotSupported
+	case errors.Is(err, ublk.ErrBusy):
+		name = api.ErrBusy
+	case errors.Is(err, os.ErrPermission):
+		name = api.ErrAccessDenied
+	}
+	return api.Wrap(err, name, "block device")
+}
+
+// logged notes a failure of a clean-up step, which nobody is there to be told.
+func (s *Service) logged(err error, id int, what string) {
+	if err == nil || errors.Is(err, ublk.ErrNotFound) || api.Is(err, api.ErrNotFound) {
+		return
+	}
+	s.log.WithError(err).WithField("dev", devicePath(id)).Errorf("%s failed; the device may stay behind", what)
+}
+
+// remove takes a stopped device apart: the data plane lets go of it, the driver forgets it, its files go. Every step is tried.
+func (s *Service) remove(ctx context.Context, pc planeConn, d *device) error {
+	b, err := s.control()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.undo(ctx)
+	defer cancel()
+	var errs []error
+	if pc.client != nil {
+		err := s.run(ctx, func(ctx context.Context) error {
+			return pc.call(ctx, ipc.MethodDetach, ipc.DetachRequest{UblkID: d.UblkID}, nil)
+		})
+		if err != nil && !api.Is(err, api.ErrNotFound) {
+			errs = append(errs, api.Wrap(err, api.ErrInternal, "detach %s", d.path()))
+		}
+	}
+	err = s.run(ctx, func(ctx context.Context) error { return b.Delete(ctx, d.UblkID) })
+	if err != nil && !errors.Is(err, ublk.ErrNotFound) {
+		errs = append(errs, blockError(err))
+	} else {
+		s.removeDevice(d.UblkID)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,39 @@
+// Package daemon is the control plane: it turns requests (discover, login, logout) into sessions of the data plane and block devices of the
+// kernel, keeps both in step, and answers what there is.
+//
+// Layer: below package daemon/bus and the socket in http.go, which are two doors to the one [Service]; above package internal/ipc
+// (the data plane, iserd-io), the control half of package ublk, and discovery. No I/O of a device passes through it and its
+// death stops none.
+//
+// # Order of a login
+//
+//	data plane  login            sessions up, logical units known
+//	kernel      ADD_DEV          for each usable unit: the driver chooses the number
+//	kernel      SET_PARAMS
+//	files       RUN/devices/N.*  written before the device can be seen
+//	data plane  attach           queues fetch
+//	kernel      START_DEV        /dev/ublkbN appears, and udev reads it at once
+//
+// Logout goes the other way: TRY_STOP_DEV (refused while somebody has the device open), detach, DEL_DEV, files, logout. Each step
+// that fails undoes the ones before it, with a deadline of its own that the caller's cannot shorten.
+//
+// # State
+//
+// What is desired and what is there are the same thing here: a session group in the data plane is to have a device for each usable unit. The
+// truth about sessions is in the data plane, about devices in the kernel, and about which device is which unit in both the data plane
+// and RUN/devices. A starting daemon reads all three ([Service] adopt.go) and finishes or undoes what a dead one left half-done.
+//
+// # Locks
+//
+// One lock for each target name serialises login, logout and clean-up of that target (keylock.go), so that 50 logins of one target make one
+// session and logins of different targets do not wait for each other. Service.mu guards the maps, is taken after a target's lock,
+// and is never held while something is awaited.
+//
+// # Traps
+//
+//   - ublk control commands must not come from the process that serves the device, and wait without interrupt when that process does not answer:
+//     each has a deadline here, and none is issued under Service.mu.
+//   - This process never opens a /dev/ublkbN. Who uses a device is read from /proc and /sys.
+//   - DEL_DEV waits until the data plane has closed the character device: detach first.
+//   - A target may say anything. Names are checked before they are stored or printed, and never become paths.
+package daemon

@@ -1,0 +1,175 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/internal/ipc"
+)
+
+const (
+	maxBody = 64 << 10
+	// maxRequest bounds a whole request; logins have their own, shorter bound.
+	maxRequest = 20 * time.Minute
+)
+
+type credKey struct{}
+
+// ServeSocket answers the control API on a UNIX socket at path until ctx ends: HTTP/1.1, JSON, for root and the daemon's own user. The caller holds the
+// lock of the run directory, so a file at path is a leftover. started runs when requests are accepted.
+func (s *Service) ServeSocket(ctx context.Context, path string, started func()) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	// Until here others may connect as far as the umask lets them; their credentials turn them away.
+	if err := os.Chmod(path, 0o600); err != nil {
+		_ = ln.Close()
+		return fmt.Errorf("control socket: %w", err)
+	}
+	srv := &http.Server{
+		Handler: s.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: maxRequest, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10,
+		BaseContext:    func(net.Listener) context.Context { return ctx },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			cred, err := ipc.PeerCred(c.(*net.UnixConn))
+			if err != nil {
+				cred = nil
+			}
+			return context.WithValue(ctx, credKey{}, cred)
+		},
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		<-ctx.Done()
+		// Requests at work see the end of ctx, undo what they did, and get a moment to answer.
+		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*s.opt.Config.ControlTimeout)
+		defer cancel()
+		if srv.Shutdown(sctx) != nil {
+			_ = srv.Close()
+		}
+	}()
+	started()
+	err = srv.Serve(ln)
+	if ctx.Err() != nil {
+		<-ended
+		return nil
+	}
+	return fmt.Errorf("control socket: %w", err)
+}
+
+// Handler is the control API.
+//
+//	GET  /v1/status /v1/sessions /v1/devices /v1/nodes?target=&portal=
+//	POST /v1/discover /v1/login /v1/logout /v1/nodes/add /v1/nodes/delete
+//
+// Each answer is one of the replies of package api; a failure is an ErrorReply.
+func (s *Service) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", get(func(r *http.Request) (any, error) {
+		return api.StatusReply{Version: api.Version, Status: s.Status(r.Context())}, nil
+	}))
+	mux.HandleFunc("GET /v1/sessions", get(func(*http.Request) (any, error) { return s.Sessions(), nil }))
+	mux.HandleFunc("GET /v1/devices", get(func(r *http.Request) (any, error) { return s.Devices(r.Context()), nil }))
+	mux.HandleFunc("GET /v1/nodes", get(func(r *http.Request) (any, error) {
+		return s.Nodes(api.NodeFilter{Target: r.FormValue("target"), Portal: r.FormValue("portal")})
+	}))
+	mux.HandleFunc("POST /v1/discover", post(s.Discover))
+	mux.HandleFunc("POST /v1/login", post(s.Login))
+	mux.HandleFunc("POST /v1/logout", post(s.Logout))
+	mux.HandleFunc("POST /v1/nodes/add", post(func(_ context.Context, f api.NodeFilter) (any, error) {
+		n, err := s.AddNode(f.Target, f.Portal)
+		return api.NodesReply{Version: api.Version, Nodes: []api.Node{n}, Problems: []string{}}, err
+	}))
+	mux.HandleFunc("POST /v1/nodes/delete", post(func(_ context.Context, f api.NodeFilter) (api.NodesReply, error) { return s.DeleteNodes(f) }))
+	mux.HandleFunc("/", get(func(r *http.Request) (any, error) {
+		return nil, api.Errorf(api.ErrNotSupported, "%s %s is no request of this daemon", r.Method, r.URL.Path)
+	}))
+	return guard(mux)
+}
+
+// guard admits root and the daemon's own user.
+func guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		cred, _ := r.Context().Value(credKey{}).(*unix.Ucred)
+		if cred == nil || cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+			answer(w, nil, api.Errorf(api.ErrAccessDenied, "permission denied: only root may use this socket"))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func get(f func(*http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		out, err := f(r)
+		answer(w, out, err)
+	}
+}
+
+func post[In, Out any](f func(context.Context, In) (Out, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+		d.DisallowUnknownFields() // an option that this daemon does not know must not be left out in silence
+		if err := d.Decode(&in); err != nil {
+			answer(w, nil, api.Errorf(api.ErrInvalidArgs, "request: %w", err))
+			return
+		}
+		out, err := f(r.Context(), in)
+		answer(w, out, err)
+	}
+}
+
+func answer(w http.ResponseWriter, out any, err error) {
+	code := http.StatusOK
+	if err != nil {
+		name := api.NameOf(err)
+		code = statusCode(name)
+		out = api.ErrorReply{Version: api.Version, Error: &api.Error{Name: name, Text: oneLine(err)}}
+	}
+	b, err := json.Marshal(out)
+	if err != nil {
+		code, b = http.StatusInternalServerError, []byte("{}")
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(append(b, '\n')) // a caller that is gone does not care
+}
+
+func statusCode(name string) int {
+	switch name {
+	case api.ErrNotFound, api.ErrSessionNotFound, api.ErrUnknownObject:
+		return http.StatusNotFound
+	case api.ErrInvalidArgs:
+		return http.StatusBadRequest
+	case api.ErrAccessDenied, api.ErrInteractiveRequired:
+		return http.StatusForbidden
+	case api.ErrBusy, api.ErrAlreadyLoggedIn:
+		return http.StatusConflict
+	case api.ErrNotSupported:
+		return http.StatusNotImplemented
+	case api.ErrAgain:
+		return http.StatusServiceUnavailable
+	case api.ErrTimeout, api.ErrPDUTimeout:
+		return http.StatusGatewayTimeout
+	case api.ErrConnectionFailed, api.ErrLoginFailed, api.ErrFatalLogin, api.ErrAuthenticationFailed, api.ErrTransportUnavailable, api.ErrProtocolError:
+		return http.StatusBadGateway
+	}
+	return http.StatusInternalServerError
+}

@@ -1,0 +1,354 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/internal/ipc"
+)
+
+const (
+	helloTimeout  = 5 * time.Second
+	launchTimeout = 30 * time.Second
+	stateTimeout  = 5 * time.Second
+	deathTimeout  = 30 * time.Second // for a data plane that has let go of its socket to be gone as a process
+	minPause      = 200 * time.Millisecond
+	maxPause      = 30 * time.Second
+)
+
+// planeConn is a data plane that answered.
+type planeConn struct {
+	client *ipc.Client
+	hello  ipc.HelloReply
+}
+
+// call sends a request. A failure carries a name of package api.
+func (c planeConn) call(ctx context.Context, method string, in, out any) error {
+	err := c.client.Call(ctx, method, in, out)
+	var coded *ipc.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &coded):
+		return &api.Error{Name: api.FullName(coded.Code), Text: coded.Text}
+	case errors.Is(err, ipc.ErrClosed):
+		return api.Errorf(api.ErrAgain, "the data plane went away: %w", err)
+	}
+	return api.Wrap(err, api.ErrInternal, "data plane")
+}
+
+// plane keeps a data plane running and connected.
+//
+//	             dial ok                      connection lost
+//	starting ---------------> up (adopted) ---------------------> starting
+//	   | nobody answers                                              | nobody answers: the process is dead
+//	   +--> clean up what the dead one left, launch, dial   <--------+
+type plane struct {
+	s    *Service
+	path string
+
+	mu      sync.Mutex
+	st      string // api.DataPlaneUp, ...
+	conn    planeConn
+	why     string        // why it is not up
+	changed chan struct{} // closed and replaced at each change of the fields above
+}
+
+func newPlane(s *Service) *plane {
+	return &plane{s: s, path: filepath.Join(s.opt.RunDir, "io.sock"), st: api.DataPlaneStarting, changed: make(chan struct{})}
+}
+
+func (p *plane) set(st string, c planeConn, why string) {
+	p.mu.Lock()
+	p.st, p.conn, p.why = st, c, why
+	close(p.changed)
+	p.changed = make(chan struct{})
+	p.mu.Unlock()
+	p.s.changed()
+}
+
+// get returns the data plane, waiting while it starts.
+func (p *plane) get(ctx context.Context) (planeConn, error) {
+	timer := time.NewTimer(launchTimeout)
+	defer timer.Stop()
+	for {
+		p.mu.Lock()
+		st, c, why, changed := p.st, p.conn, p.why, p.changed
+		p.mu.Unlock()
+		switch {
+		case st == api.DataPlaneUp && c.client.Err() == nil:
+			return c, nil
+		case st == api.DataPlaneDown:
+			return planeConn{}, api.Errorf(api.ErrAgain, "the data plane is not running: %s", why)
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return planeConn{}, api.Errorf(api.ErrAgain, "the data plane is still starting")
+		case <-ctx.Done():
+			return planeConn{}, api.Wrap(ctx.Err(), api.ErrCancelled, "waiting for the data plane")
+		}
+	}
+}
+
+// state asks for the state; it does not wait for a data plane that is not up.
+func (p *plane) state(ctx context.Context) (ipc.State, error) {
+	p.mu.Lock()
+	c, st, why := p.conn, p.st, p.why
+	p.mu.Unlock()
+	if st != api.DataPlaneUp {
+		return ipc.State{}, api.Errorf(api.ErrAgain, "the data plane is not running: %s", why)
+	}
+	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
+	defer cancel()
+	var out ipc.State
+	err := c.call(ctx, ipc.MethodState, ipc.Empty{}, &out)
+	return out, err
+}
+
+func (p *plane) status() api.DataPlaneStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.conn.hello
+	if h.RDMA == nil {
+		h.RDMA = []string{}
+	}
+	return api.DataPlaneStatus{State: p.st, PID: h.PID, Version: h.Build, Reactors: h.Reactors, RDMADevices: h.RDMA}
+}
+
+func (p *plane) problem() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.why
+}
+
+// run connects, adopts and watches until ctx ends.
+func (p *plane) run(ctx context.Context, ready func()) {
+	var once sync.Once
+	say := func() { once.Do(ready) }
+	pause := minPause
+	var last int // pid of the data plane before
+	for ctx.Err() == nil {
+		c, err := p.connect(ctx, last)
+		if err != nil {
+			if ctx.Err() == nil {
+				p.s.log.WithError(err).Error("no data plane")
+				p.set(api.DataPlaneDown, planeConn{}, oneLine(err))
+				say()
+			}
+			if !sleep(ctx, pause) {
+				break
+			}
+			pause = min(2*pause, maxPause)
+			continue
+		}
+		last = c.hello.PID
+		if err := p.s.adopt(ctx, c); err != nil {
+			p.s.log.WithError(err).Error("the data plane's state cannot be read")
+			_ = c.client.Close()
+			p.set(api.DataPlaneDown, planeConn{}, oneLine(err))
+			if !sleep(ctx, pause) {
+				break
+			}
+			pause = min(2*pause, maxPause)
+			continue
+		}
+		p.set(api.DataPlaneUp, c, "")
+		p.s.settle(ctx, c)
+		say()
+		up := time.Now()
+		p.watch(ctx, c)
+		if ctx.Err() != nil {
+			break // shutdown still needs the connection
+		}
+		_ = c.client.Close()
+		p.set(api.DataPlaneStarting, planeConn{}, "the data plane has gone away")
+		p.s.log.WithError(c.client.Err()).Warn("connection to the data plane lost")
+		if time.Since(up) > maxPause {
+			pause = minPause
+		} else if !sleep(ctx, pause) {
+			break
+		} else {
+			pause = min(2*pause, maxPause)
+		}
+	}
+	say()
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// connect finds a data plane that answers, or starts one. last is the pid of the one before, 0 for none.
+func (p *plane) connect(ctx context.Context, last int) (planeConn, error) {
+	c, err := p.dial(ctx)
+	if err == nil || ctx.Err() != nil {
+		return c, err
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT) {
+		return c, err // it is there and does not answer: a second one would not get its lock
+	}
+	if last != 0 {
+		wctx, cancel := context.WithTimeout(ctx, deathTimeout)
+		err := waitQuiet(wctx, 20*time.Millisecond, func() bool { return isGone(last) })
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			return c, fmt.Errorf("data plane %d has closed its socket and does not exit", last)
+		}
+	}
+	p.s.buryDead(ctx)
+	if p.s.opt.Launch == nil {
+		return c, fmt.Errorf("nobody answers at %s; start iserd-io", p.path)
+	}
+	p.set(api.DataPlaneStarting, planeConn{}, "being started")
+	exited, err := p.s.opt.Launch()
+	if err != nil {
+		return c, fmt.Errorf("start data plane: %w", err)
+	}
+	lctx, cancel := context.WithTimeout(ctx, launchTimeout)
+	defer cancel()
+	var gone error
+	err = waitQuiet(lctx, 20*time.Millisecond, func() bool {
+		if c, err = p.dial(lctx); err == nil {
+			return true
+		}
+		select {
+		case e := <-exited:
+			gone = fmt.Errorf("the data plane ended at once: %w", e)
+			return true
+		default:
+			return false
+		}
+	})
+	switch {
+	case gone != nil:
+		return planeConn{}, gone
+	case err != nil:
+		return planeConn{}, fmt.Errorf("the data plane was started and does not answer at %s: %w", p.path, err)
+	}
+	p.s.log.WithField("pid", c.hello.PID).Info("data plane started")
+	return c, nil
+}
+
+// isGone tells whether a process has released what it held. A zombie has, once its leader is the only thread left; one that nobody
+// collects would otherwise be waited for in vain. This process itself plays the data plane in tests.
+func isGone(pid int) bool {
+	if pid == os.Getpid() || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		return true
+	}
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	// "PID (name) STATE ...", and the name may hold anything.
+	rest := stat[bytes.LastIndexByte(stat, ')')+1:]
+	tasks, err := os.ReadDir(filepath.Join(dir, "task"))
+	return len(rest) > 1 && rest[1] == 'Z' && err == nil && len(tasks) <= 1
+}
+
+// dial connects and exchanges Hello.
+func (p *plane) dial(ctx context.Context) (planeConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	client, err := ipc.Dial(ctx, p.path)
+	if err != nil {
+		return planeConn{}, err
+	}
+	c := planeConn{client: client}
+	if err := c.call(ctx, ipc.MethodHello, ipc.HelloRequest{Version: ipc.Version, Build: p.s.opt.Version}, &c.hello); err != nil {
+		_ = client.Close()
+		return planeConn{}, err
+	}
+	if c.hello.Reactors < 1 {
+		_ = client.Close()
+		return planeConn{}, fmt.Errorf("the data plane %d has no threads", c.hello.PID)
+	}
+	return c, nil
+}
+
+// watch hands events to the service until the connection or ctx ends.
+func (p *plane) watch(ctx context.Context, c planeConn) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e, ok := <-c.client.Events():
+			if !ok {
+				return
+			}
+			p.event(ctx, c, e)
+		}
+	}
+}
+
+func (p *plane) event(ctx context.Context, c planeConn, e ipc.Event) {
+	var err error
+	switch e.Name {
+	case ipc.EventGroup:
+		var g ipc.Group
+		if err = json.Unmarshal(e.Body, &g); err == nil {
+			p.s.groupEvent(g)
+		}
+	case ipc.EventDevice:
+		var d ipc.Device
+		if err = json.Unmarshal(e.Body, &d); err == nil {
+			p.s.deviceEvent(ctx, c, d)
+		}
+	} // other names are those of a newer data plane
+	if err != nil {
+		p.s.log.WithError(err).Errorf("event %s from the data plane cannot be read", e.Name)
+	}
+}
+
+// shutdown ends an idle data plane, waits for it, and closes the connection. It tells whether the data plane goes on.
+func (p *plane) shutdown(ctx context.Context) (left bool) {
+	p.mu.Lock()
+	c, st := p.conn, p.st
+	p.mu.Unlock()
+	if p.s.opt.Launch != nil && st != api.DataPlaneUp {
+		c, _ = p.dial(ctx) // one that was just started, perhaps
+	}
+	if c.client == nil {
+		return false
+	}
+	defer func() { _ = c.client.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, 2*stateTimeout)
+	defer cancel()
+	log := p.s.log.WithField("pid", c.hello.PID)
+	if p.s.opt.Launch == nil {
+		return true // it is somebody else's
+	}
+	switch err := c.call(ctx, ipc.MethodShutdown, ipc.ShutdownRequest{OnlyIfIdle: true}, nil); {
+	case api.Is(err, api.ErrBusy):
+		log.Warn("the data plane goes on serving its devices; the next iserd takes over")
+		return true
+	case err != nil && c.client.Err() == nil:
+		log.WithError(err).Error("the data plane does not end")
+		return true
+	}
+	select {
+	case <-c.client.Done():
+		log.Info("data plane ended")
+		return false
+	case <-ctx.Done():
+		log.Error("the data plane was asked to end and is still there")
+		return true
+	}
+}

@@ -1,0 +1,500 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/daemon/config"
+	"iserd.org/iserd/daemon/records"
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/ublk"
+)
+
+// Blocks are the control commands of the block driver; *ublk.Control has them.
+type Blocks interface {
+	Features(ctx context.Context) (ublk.Features, error)
+	Add(ctx context.Context, spec ublk.DeviceSpec) (ublk.DeviceInfo, error)
+	SetParams(ctx context.Context, id int, p ublk.Params) error
+	Start(ctx context.Context, id, pid int) error
+	Stop(ctx context.Context, id int) error
+	TryStop(ctx context.Context, id int) error
+	Delete(ctx context.Context, id int) error
+	Info(ctx context.Context, id int) (ublk.DeviceInfo, error)
+	Close() error
+}
+
+// Found is one portal of one target, as a discovery over one transport lists it.
+type Found struct {
+	Target  string
+	Address string
+	Port    uint16
+	TPGT    int
+}
+
+// Discoverer asks a portal for its targets over one transport (iser or tcp). Its errors carry a name of package api.
+type Discoverer interface {
+	SendTargets(ctx context.Context, portal, transport, initiatorName string, timeout time.Duration) ([]Found, error)
+}
+
+// Launcher starts a data plane that outlives this process. exited yields why it ended if it does.
+type Launcher func() (exited <-chan error, err error)
+
+// Options are what a Service works with.
+type Options struct {
+	Config   config.Config
+	RunDir   string // runtime state: sockets, device files
+	StateDir string // records
+	// EtcName is the file of the initiator's name; "" means /etc/iserd/initiatorname.
+	EtcName string
+	Version string
+	Log     *logrus.Entry
+
+	Discoverer Discoverer
+	Launch     Launcher // nil: somebody else starts the data plane
+	OpenBlocks func() (Blocks, error)
+	Holders    func(id int) ([]string, error) // who uses /dev/ublkbN
+}
+
+// Service is the control plane. Its methods are safe for concurrent use and return errors with a name of package api.
+type Service struct {
+	opt     Options
+	log     *logrus.Entry
+	nodes   *records.Nodes
+	isids   *records.ISIDs
+	name    string
+	since   time.Time
+	plane   *plane
+	targets keyLock
+	jobs    sync.WaitGroup // clean-ups that events started
+
+	blocksMu sync.Mutex
+	blocks   Blocks // nil until it could be opened
+
+	mu       sync.Mutex
+	sessions map[string]*session // by group
+	watchers map[chan struct{}]struct{}
+	bus      string
+	stopping bool
+}
+
+// session is a session group. Guarded by Service.mu; the values in it are replaced, never changed.
+type session struct {
+	number  int
+	state   string
+	group   ipc.Group
+	devices map[int]*device // by ublk id
+	reasons map[uint64]string
+}
+
+// device is a served unit. Immutable.
+type device struct {
+	deviceRecord
+	state string
+}
+
+// New reads the records and makes a Service. Nothing is contacted before Run.
+func New(opt Options) (*Service, error) {
+	if opt.EtcName == "" {
+		opt.EtcName = "/etc/iserd/initiatorname"
+	}
+	s := &Service{
+		opt: opt, log: opt.Log, since: time.Now(), sessions: make(map[string]*session), watchers: make(map[chan struct{}]struct{}),
+		bus: "not used",
+	}
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{{opt.StateDir, 0o700}, {s.deviceDir(), 0o755}} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return nil, api.Errorf(api.ErrDatabase, "state: %w", err)
+		}
+	}
+	var err error
+	if s.nodes, err = records.OpenNodes(filepath.Join(opt.StateDir, "nodes")); err != nil {
+		return nil, api.Errorf(api.ErrDatabase, "%w", err)
+	}
+	for _, p := range s.nodes.Problems() {
+		s.log.Error(p)
+	}
+	s.isids = records.OpenISIDs(filepath.Join(opt.StateDir, "isid.json"))
+	if s.name = opt.Config.InitiatorName; s.name == "" {
+		var path string
+		if s.name, path, err = records.InitiatorName(opt.EtcName, filepath.Join(opt.StateDir, "initiatorname")); err != nil {
+			return nil, api.Errorf(api.ErrDatabase, "%w", err)
+		}
+		s.log.WithField("file", path).Infof("initiator name %s", s.name)
+	}
+	s.plane = newPlane(s)
+	return s, nil
+}
+
+// Run keeps the data plane alive and in step until ctx ends. ready runs once, when what a former daemon left has been adopted or the first
+// attempt to get there has failed.
+func (s *Service) Run(ctx context.Context, ready func()) {
+	s.plane.run(ctx, ready)
+	s.jobs.Wait()
+}
+
+// Stop ends the data plane if it serves nothing, and closes what the Service holds. Call it after Run has returned. It tells whether a data plane
+// was left serving.
+func (s *Service) Stop(ctx context.Context) (leftServing bool) {
+	s.mu.Lock()
+	s.stopping = true
+	s.mu.Unlock()
+	leftServing = s.plane.shutdown(ctx)
+	s.blocksMu.Lock()
+	defer s.blocksMu.Unlock()
+	if s.blocks != nil {
+		_ = s.blocks.Close()
+		s.blocks = nil
+	}
+	return leftServing
+}
+
+// control returns the block driver, which is opened when it is first needed, so that loading the module helps without a restart.
+func (s *Service) control() (Blocks, error) {
+	s.blocksMu.Lock()
+	defer s.blocksMu.Unlock()
+	if s.blocks != nil {
+		return s.blocks, nil
+	}
+	b, err := s.opt.OpenBlocks()
+	if err != nil {
+		name := api.ErrInternal
+		switch {
+		case errors.Is(err, ublk.ErrNotSupported), errors.Is(err, os.ErrNotExist):
+			name = api.ErrNotSupported
+		case errors.Is(err, os.ErrPermission):
+			name = api.ErrAccessDenied
+		}
+		return nil, api.Errorf(name, "%w", err)
+	}
+	s.blocks = b
+	return b, nil
+}
+
+// InitiatorName is the name by which targets know this machine.
+func (s *Service) InitiatorName() string { return s.name }
+
+// SetBus records for Status how the bus is doing.
+func (s *Service) SetBus(text string) {
+	s.mu.Lock()
+	s.bus = text
+	s.mu.Unlock()
+}
+
+// Watch returns a channel that gets a value after something that the lists show has changed; several changes may make one value. Stop it
+// with the function.
+func (s *Service) Watch() (<-chan struct{}, func()) {
+	c := make(chan struct{}, 1)
+	s.mu.Lock()
+	s.watchers[c] = struct{}{}
+	s.mu.Unlock()
+	return c, func() {
+		s.mu.Lock()
+		delete(s.watchers, c)
+		s.mu.Unlock()
+	}
+}
+
+// changedLocked wakes the watchers. Preconditions: s.mu is held.
+func (s *Service) changedLocked() {
+	for c := range s.watchers {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (s *Service) changed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changedLocked()
+}
+
+// undo returns a context for taking something back: it does not end with ctx, but in time.
+func (s *Service) undo(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 2*s.opt.Config.ControlTimeout)
+}
+
+// bounded returns a context for one command to the driver.
+func (s *Service) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, s.opt.Config.ControlTimeout)
+}
+
+// Nodes lists the stored records that match.
+func (s *Service) Nodes(f api.NodeFilter) (api.NodesReply, error) {
+	r := api.NodesReply{Version: api.Version, Nodes: []api.Node{}, Problems: s.nodes.Problems()}
+	if r.Problems == nil {
+		r.Problems = []string{}
+	}
+	list, err := s.match(f)
+	if err != nil {
+		return r, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range list {
+		x := nodeOf(n)
+		if ss := s.sessions[n.ID()]; ss != nil {
+			x.SessionState = ss.state
+		}
+		r.Nodes = append(r.Nodes, x)
+	}
+	return r, nil
+}
+
+func nodeOf(n records.Node) api.Node {
+	ts := n.Found.Transports
+	if ts == nil {
+		ts = []string{}
+	}
+	return api.Node{
+		ID: n.ID(), Target: n.Target, Address: n.Address, Port: n.Port, TPGT: n.Found.TPGT, Interface: n.Interface, Transport: n.Settings.Transport,
+		SeenOver: ts, Startup: n.Settings.Startup, Discovered: n.Found.Time, Missing: n.Found.Missing, Source: n.Found.Source,
+	}
+}
+
+// match finds records. The filter is checked before anything is looked at.
+func (s *Service) match(f api.NodeFilter) ([]records.Node, error) {
+	if f.Target != "" {
+		if err := api.CheckName(f.Target); err != nil {
+			return nil, err
+		}
+	}
+	var portal api.Portal
+	if f.Portal != "" {
+		var err error
+		if portal, err = api.ParsePortal(f.Portal); err != nil {
+			return nil, err
+		}
+	}
+	return slices.DeleteFunc(s.nodes.List(), func(n records.Node) bool {
+		return f.Target != "" && n.Target != f.Target || f.Portal != "" && n.Portal() != portal
+	}), nil
+}
+
+// AddNode stores a record by hand. One that exists is returned as it is.
+func (s *Service) AddNode(target, portal string) (api.Node, error) {
+	if err := api.CheckName(target); err != nil {
+		return api.Node{}, err
+	}
+	p, err := api.ParsePortal(portal)
+	if err != nil {
+		return api.Node{}, err
+	}
+	n, err := s.nodes.Add(records.MakeKey(target, p))
+	if err != nil {
+		return api.Node{}, api.Wrap(err, api.ErrDatabase, "store record")
+	}
+	s.changed()
+	return nodeOf(n), nil
+}
+
+// DeleteNodes removes the records that match. One that is logged in is Busy, and then none is removed; no match is NotFound.
+func (s *Service) DeleteNodes(f api.NodeFilter) (api.NodesReply, error) {
+	r := api.NodesReply{Version: api.Version, Nodes: []api.Node{}, Problems: []string{}}
+	if f.Target == "" && f.Portal == "" {
+		return r, api.Errorf(api.ErrInvalidArgs, "delete: name a target or a portal")
+	}
+	list, err := s.match(f)
+	if err != nil {
+		return r, err
+	}
+	if len(list) == 0 {
+		return r, api.Errorf(api.ErrNotFound, "no record matches; see: iserctl node list")
+	}
+	for _, n := range list {
+		s.mu.Lock()
+		ss := s.sessions[n.ID()]
+		s.mu.Unlock()
+		if ss != nil {
+			return r, api.Errorf(api.ErrBusy, "%s at %s is logged in; log out first", n.Target, n.Portal())
+		}
+	}
+	defer s.changed()
+	for _, n := range list {
+		if err := s.nodes.Delete(n.ID()); err != nil && !errors.Is(err, records.ErrNotFound) {
+			return r, api.Errorf(api.ErrDatabase, "%w", err)
+		}
+		r.Nodes = append(r.Nodes, nodeOf(n))
+	}
+	return r, nil
+}
+
+// Sessions lists the session groups, by number.
+func (s *Service) Sessions() api.SessionsReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := api.SessionsReply{Version: api.Version, Sessions: []api.Session{}}
+	for _, ss := range s.sessions {
+		if ss.state != api.SessionLogin {
+			r.Sessions = append(r.Sessions, ss.show())
+		}
+	}
+	slices.SortFunc(r.Sessions, func(a, b api.Session) int { return a.ID - b.ID })
+	return r
+}
+
+// show gives the public form. Preconditions: Service.mu is held.
+func (ss *session) show() api.Session {
+	g := &ss.group
+	p, _ := api.ParsePortal(g.Portal)
+	out := api.Session{
+		ID: ss.number, Node: g.ID, Target: g.Target, Address: p.Address, Port: p.Port, TPGT: int(g.TPGT), State: ss.state,
+		Transport: string(g.Transport), TransportReason: g.TransportReason, InitiatorName: g.InitiatorName, Since: g.Since,
+		Connections: []api.Connection{}, Units: []api.Unit{},
+	}
+	if g.Error != nil {
+		out.LastError = &api.Error{Name: api.FullName(g.Error.Code), Text: g.Error.Text}
+	}
+	for _, c := range g.Sessions {
+		neg := c.Negotiated
+		if neg == nil {
+			neg = map[string]string{}
+		}
+		out.Connections = append(out.Connections, api.Connection{
+			Reactor: c.Reactor, ISID: fmt.Sprintf("%x", c.ISID[:]), TSIH: c.TSIH, State: c.State, LocalAddress: c.LocalAddress, RDMADevice: c.RDMADevice,
+			Negotiated: neg,
+		})
+	}
+	for _, u := range g.Units {
+		x := api.Unit{
+			LUN: u.Number, Reason: u.Reason, Size: u.Blocks * uint64(u.LogicalBlockSize), Vendor: u.Vendor, Product: u.Product, Serial: u.Serial, WWID: u.WWID,
+		}
+		for _, d := range ss.devices {
+			if d.Unit.LUN == u.LUN {
+				x.Device = d.path()
+			}
+		}
+		if why := ss.reasons[u.LUN]; why != "" && x.Device == "" {
+			x.Reason = why
+		}
+		out.Units = append(out.Units, x)
+	}
+	return out
+}
+
+// Devices lists the block devices, by number, with their counters if the data plane answers.
+func (s *Service) Devices(ctx context.Context) api.DevicesReply {
+	stats := make(map[int]api.DeviceStats)
+	if st, err := s.plane.state(ctx); err == nil {
+		for _, d := range st.Devices {
+			stats[d.UblkID] = sum(d.Queues)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := api.DevicesReply{Version: api.Version, Devices: []api.Device{}}
+	for _, ss := range s.sessions {
+		for id, d := range ss.devices {
+			x := d.show(ss)
+			x.Stats = stats[id]
+			r.Devices = append(r.Devices, x)
+		}
+	}
+	slices.SortFunc(r.Devices, func(a, b api.Device) int { return a.UblkID - b.UblkID })
+	return r
+}
+
+func sum(qs []ipc.QueueStats) api.DeviceStats {
+	var t api.DeviceStats
+	for _, q := range qs {
+		t.Reads += q.Reads
+		t.Writes += q.Writes
+		t.Flushes += q.Flushes
+		t.ReadBytes += q.ReadBytes
+		t.WriteBytes += q.WriteBytes
+		t.Errors += q.Errors
+		t.Retries += q.Retries
+		t.InFlight += q.InFlight
+		t.BytesShared += q.Tiers.Shared
+		t.BytesRegistered += q.Tiers.Registered
+		t.BytesTCP += q.Tiers.TCP
+	}
+	return t
+}
+
+func (d *device) show(ss *session) api.Device {
+	p, _ := api.ParsePortal(d.Portal)
+	u := &d.Unit
+	return api.Device{
+		UblkID: d.UblkID, Path: d.path(), State: d.state, SessionID: ss.number, Target: d.Target, Address: p.Address, Port: p.Port,
+		Transport: string(ss.group.Transport), LUN: u.Number, Size: u.Blocks * uint64(u.LogicalBlockSize), LogicalBlockSize: u.LogicalBlockSize,
+		PhysicalBlockSize: max(u.PhysicalBlockSize, u.LogicalBlockSize), ReadOnly: u.ReadOnly, WriteCache: u.WriteCache, Vendor: u.Vendor, Product: u.Product,
+		Revision: u.Revision, Serial: u.Serial, WWID: u.WWID, Queues: d.Queues, QueueDepth: d.Depth, MaxIO: d.MaxIO,
+	}
+}
+
+// Status is the daemon at a glance. It never fails: what cannot be found out is a problem in it.
+func (s *Service) Status(ctx context.Context) api.Status {
+	st := api.Status{
+		Version: s.opt.Version, PID: os.Getpid(), Since: s.since, State: "running", InitiatorName: s.name, Nodes: len(s.nodes.List()),
+		Problems: append([]string{}, s.nodes.Problems()...),
+	}
+	st.DataPlane = s.plane.status()
+	if st.DataPlane.State == api.DataPlaneUp {
+		if x, err := s.plane.state(ctx); err != nil {
+			st.Problems = append(st.Problems, "data plane: "+oneLine(err))
+		} else {
+			o := x.Objects
+			st.DataPlane.Connections, st.DataPlane.QPs, st.DataPlane.CQs, st.DataPlane.MRs = o.Connections, o.QPs, o.CQs, o.MRs
+			st.DataPlane.Descriptors, st.DataPlane.PoolBytes, st.DataPlane.PoolBytesUsed = o.Descriptors, o.PoolBytes, o.PoolBytesUsed
+		}
+	} else if why := s.plane.problem(); why != "" {
+		st.Problems = append(st.Problems, "data plane: "+why)
+	}
+	if f, err := s.features(ctx); err != nil {
+		st.Ublk.Reason = oneLine(err)
+		st.Problems = append(st.Problems, "block devices: "+st.Ublk.Reason)
+	} else {
+		st.Ublk = api.UblkStatus{Available: true, Features: uint64(f)}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.Bus = s.bus
+	for _, ss := range s.sessions {
+		st.Sessions++
+		st.Devices += len(ss.devices)
+		if ss.state == api.SessionFailed || ss.state == api.SessionRecovering {
+			text := fmt.Sprintf("session %d with %s is %s", ss.number, ss.group.Target, ss.state)
+			if ss.group.Error != nil {
+				text += ": " + ss.group.Error.Text
+			}
+			st.Problems = append(st.Problems, text)
+		}
+	}
+	switch {
+	case s.stopping:
+		st.State = "stopping"
+	case st.DataPlane.State == api.DataPlaneStarting:
+		st.State = "starting"
+	case len(st.Problems) > 0:
+		st.State = "degraded"
+	}
+	return st
+}
+
+func (s *Service) features(ctx context.Context) (ublk.Features, error) {
+	b, err := s.control()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return b.Features(ctx)
+}
+
+// oneLine makes an error's text fit a line.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
