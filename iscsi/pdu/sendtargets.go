@@ -15,7 +15,7 @@ type TargetRecord struct {
 // told in Problem; the text of it is quoted there and nowhere else. A name that comes twice is one record. Keys other than TargetName and
 // TargetAddress are skipped. The error is a *[ProtocolError]: an address before any name.
 //
-// Source: RFC 7143 appendix C (SendTargets operation).
+// Source: RFC 7143, appendix on the SendTargets operation, and section 13 (keys TargetName and TargetAddress).
 func ParseSendTargets(keys Keys) ([]TargetRecord, error) {
 	type seenAddress struct {
 		record int
@@ -40,7 +40,7 @@ func ParseSendTargets(keys Keys) ([]TargetRecord, error) {
 			}
 		case "TargetAddress":
 			if cur < 0 {
-				return nil, protocolErrorf("C", -1, "TargetAddress before any TargetName")
+				return nil, protocolErrorf("13", -1, "TargetAddress before any TargetName")
 			}
 			r := &records[cur]
 			a, err := ParseAddress(k.Value)
