@@ -20,12 +20,14 @@ import (
 const controlPath = "/dev/ublk-control"
 
 const (
-	maxCalls    = 1024                   // commands in the kernel at the same time
-	payloadSize = 256                    // bytes of off-heap payload per command; the largest struct has 152
-	chunkCalls  = 64                     // payloads that are mapped together
-	cancelGrace = 300 * time.Millisecond // how long a cancelled command has to answer before its caller goes away
-	noToken     = ^uint32(0)             // of entries whose completion says nothing, such as cancellations
+	maxCalls    = 1024       // commands in the kernel at the same time
+	payloadSize = 256        // bytes of off-heap payload per command; the largest struct has 152
+	chunkCalls  = 64         // payloads that are mapped together
+	noToken     = ^uint32(0) // of entries whose completion says nothing, such as cancellations
 )
+
+// cancelGrace is how long a cancelled command has to answer before its caller goes away.
+const cancelGrace = 300 * time.Millisecond
 
 // Control sends control commands to the ublk driver. It may be used by any number of goroutines.
 //
@@ -43,6 +45,7 @@ type Control struct {
 	done    chan struct{} // closed when runDispatch has ended
 
 	features Features
+	grace    time.Duration // cancelGrace; the tests shorten it
 
 	mu      sync.Mutex // guards what follows; never held while the kernel is waited for
 	ring    *uring.Ring
@@ -80,7 +83,7 @@ func OpenControl() (*Control, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Control{fd: fd, closing: make(chan struct{}), done: make(chan struct{}), devices: make(map[int]*device)}
+	c := &Control{fd: fd, closing: make(chan struct{}), done: make(chan struct{}), grace: cancelGrace, devices: make(map[int]*device)}
 	if err := c.setUp(); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("open %s: %w", controlPath, err)
@@ -137,7 +140,8 @@ func (c *Control) setUp() error {
 	return nil
 }
 
-// Close ends the Control. Callers that still wait get ErrClosed; the kernel goes on with commands that cannot be cancelled.
+// Close ends the Control; calls after the first do nothing. Callers that still wait get ErrClosed. Close itself waits for nothing: the
+// kernel goes on with commands that cannot be cancelled, and a process that exits meanwhile stays until they are through.
 func (c *Control) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -278,6 +282,9 @@ func (c *Control) runOrphan(ctx context.Context, cmd command, dev int, data uint
 	k, err := c.submit(cmd, d, dev, data, payload, orphan)
 	if err != nil {
 		if d != nil {
+			c.mu.Lock()
+			d.holder = ""
+			c.mu.Unlock()
 			<-d.turn
 		}
 		return 0, &CtrlError{Dev: dev, Command: cmd.name, Err: err}
@@ -290,7 +297,7 @@ func (c *Control) runOrphan(ctx context.Context, cmd command, dev int, data uint
 		return 0, &CtrlError{Dev: dev, Command: cmd.name, Err: ErrClosed, Pending: true}
 	case <-ctx.Done():
 		c.cancel(k)
-		grace := time.NewTimer(cancelGrace)
+		grace := time.NewTimer(c.grace)
 		defer grace.Stop()
 		select {
 		case res = <-k.answer:

@@ -699,6 +699,67 @@ func TestGuestSecondControl(t *testing.T) {
 	takeDown(t, b, info, p)
 }
 
+// TestGuestCloseControlPending closes a Control whose STOP_DEV waits for a request: Close does not wait, the caller is told, and another
+// Control sees the device through.
+func TestGuestCloseControlPending(t *testing.T) {
+	a, b := openControl(t), openControl(t)
+	info, p := live(t, b, testSpec)
+	p.do("hold %d", info.ID)
+	user := client("write", info.BlockPath(), 0, 9)
+	check(t, user.Start())
+	for p.do("held %d", info.ID) == "0" {
+		runtime.Gosched()
+	}
+	stopped := make(chan error, 1)
+	ctx := within(t, 30*time.Second)
+	go func() { stopped <- a.Stop(ctx, info.ID) }()
+	waitTask(t, a, info.ID)
+	start := time.Now()
+	check(t, a.Close())
+	if d := time.Since(start); d > 2*time.Second {
+		t.Errorf("Close took %v", d)
+	}
+	var ctrl *CtrlError
+	if err := <-stopped; !errors.Is(err, ErrClosed) || !errors.As(err, &ctrl) || !ctrl.Pending {
+		t.Errorf("Stop of a closed Control: %v", err)
+	}
+	p.do("release %d", info.ID)
+	_ = user.Wait()
+	takeDown(t, b, info, p)
+}
+
+// TestGuestAddAbandoned gives up on ADD_DEV at once: a device that appears afterwards is removed again.
+func TestGuestAddAbandoned(t *testing.T) {
+	c := openControl(t)
+	c.grace = 0
+	late := 0
+	for i := range 40 {
+		info, err := c.Add(within(t, time.Duration(i)*20*time.Microsecond), testSpec)
+		if err == nil {
+			check(t, c.Delete(within(t, 10*time.Second), info.ID))
+			continue
+		}
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		var ctrl *CtrlError
+		if errors.As(err, &ctrl) && ctrl.Pending {
+			late++
+		}
+	}
+	t.Logf("%d commands were left to the kernel", late)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		ids, err := List()
+		check(t, err)
+		if len(ids) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("devices %v are left", ids)
+		}
+	}
+}
+
 // TestGuestRecovery kills a server under load and recovers the device in a new one: the user sees no error and no lost write.
 func TestGuestRecovery(t *testing.T) {
 	c := openControl(t)

@@ -39,7 +39,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestEncodeGolden holds the bytes that the driver of Linux 7.2.12 accepted on 2026-11-20 (amd64), field by field as in struct ublk_params.
+// TestEncodeGolden holds the bytes of struct ublk_params, include/uapi/linux/ublk_cmd.h of Linux 7.2, field by field, little endian. That the
+// driver takes such parameters and gives them back is TestGuestControl's business.
 func TestEncodeGolden(t *testing.T) {
 	p := Params{
 		Attrs: AttrVolatileCache | AttrFUA, LogicalBlock: 512, PhysicalBlock: 4096, OptimalIO: 1 << 20, MaxSectors: 2048, Sectors: 131072,

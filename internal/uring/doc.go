@@ -8,6 +8,20 @@
 //	               |                       |                          ^
 //	rings    [ SQEs, shared ] --------> kernel -------------> [ CQEs, shared ]
 //
+// A reactor's loop, which neither spins without reason nor misses a wake-up (the kernel looks for completions and for deferred work before it
+// sleeps):
+//
+//	for {
+//		if ring.NeedEnter() {
+//			err = ring.Enter(false, 0)
+//		}
+//		if ring.Dispatch() > 0 || ring.NeedEnter() {
+//			continue
+//		}
+//		// whatever else is polled, for as long as that pays; then arm its descriptor, poll once more, and
+//		err = ring.Enter(true, -1)
+//	}
+//
 // Traps:
 //
 //   - A ring belongs to the thread that called [New] (IORING_SETUP_SINGLE_ISSUER). Lock the goroutine to its thread before, and never
