@@ -1,0 +1,66 @@
+package login
+
+import (
+	"crypto/subtle"
+	"fmt"
+)
+
+// Secret holds a CHAP secret and prints as "***" wherever it ends up: in any fmt verb, in JSON, inside a larger value. The bytes sit behind
+// a pointer, so that even a print of an unexported field shows an address and not the secret.
+//
+// The zero value is "no secret". Copies share the bytes.
+type Secret struct{ v *secretBytes }
+
+type secretBytes struct{ b []byte }
+
+// masked is what every print of a secret shows.
+const masked = "***"
+
+// NewSecret copies b. An empty b gives the zero value.
+func NewSecret(b []byte) Secret {
+	if len(b) == 0 {
+		return Secret{}
+	}
+	return Secret{&secretBytes{append([]byte(nil), b...)}}
+}
+
+// IsZero tells whether there is no secret.
+func (s Secret) IsZero() bool { return s.v == nil || len(s.v.b) == 0 }
+
+// Len is the number of bytes; RFC 7143 section 12.1.3 asks for 12 or more unless IPsec protects the connection.
+func (s Secret) Len() int {
+	if s.v == nil {
+		return 0
+	}
+	return len(s.v.b)
+}
+
+// Equal compares in constant time. Two zero secrets are not equal.
+func (s Secret) Equal(o Secret) bool {
+	return !s.IsZero() && !o.IsZero() && subtle.ConstantTimeCompare(s.v.b, o.v.b) == 1
+}
+
+// Wipe overwrites the bytes, for all copies.
+func (s Secret) Wipe() {
+	if s.v != nil {
+		clear(s.v.b)
+		s.v.b = nil
+	}
+}
+
+// String is "***", or "" for no secret.
+func (s Secret) String() string {
+	if s.IsZero() {
+		return ""
+	}
+	return masked
+}
+
+// GoString is String.
+func (s Secret) GoString() string { return s.String() }
+
+// Format prints String for every verb.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
+
+// MarshalText is String; so no encoder writes a secret out.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
