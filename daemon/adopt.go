@@ -55,17 +55,23 @@ func (s *Service) adopt(ctx context.Context, pc planeConn) error {
 		}
 		ss.devices[d.UblkID] = x
 	}
-	s.mu.Lock()
-	s.sessions = next
 	n := 0
 	for _, ss := range next {
 		n += len(ss.devices)
 	}
-	s.changedLocked()
-	s.mu.Unlock()
 	if len(next) > 0 {
 		s.log.WithField("pid", pc.hello.PID).Infof("adopted %d sessions with %d devices", len(next), n)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// What went down with an earlier data plane stays listed as failed until somebody logs in again or out.
+	for id, ss := range s.sessions {
+		if next[id] == nil && ss.state == api.SessionFailed {
+			next[id] = ss
+		}
+	}
+	s.sessions = next
+	s.changedLocked()
 	return nil
 }
 

@@ -328,7 +328,7 @@ func (p *plane) shutdown(ctx context.Context) (left bool) {
 	if c.client == nil {
 		return false
 	}
-	defer func() { _ = c.client.Close() }()
+	defer func() { _ = c.client.Close() }() // it may be a new one
 	ctx, cancel := context.WithTimeout(ctx, 2*stateTimeout)
 	defer cancel()
 	log := p.s.log.WithField("pid", c.hello.PID)
@@ -350,5 +350,15 @@ func (p *plane) shutdown(ctx context.Context) (left bool) {
 	case <-ctx.Done():
 		log.Error("the data plane was asked to end and is still there")
 		return true
+	}
+}
+
+// close drops the connection.
+func (p *plane) close() {
+	p.mu.Lock()
+	c := p.conn
+	p.mu.Unlock()
+	if c.client != nil {
+		_ = c.client.Close()
 	}
 }

@@ -152,13 +152,19 @@ func (s *Service) Stop(ctx context.Context) (leftServing bool) {
 	s.stopping = true
 	s.mu.Unlock()
 	leftServing = s.plane.shutdown(ctx)
+	s.Close()
+	return leftServing
+}
+
+// Close lets go of the data plane and the block driver without changing anything at either. Call it after Run has returned.
+func (s *Service) Close() {
+	s.plane.close()
 	s.blocksMu.Lock()
 	defer s.blocksMu.Unlock()
 	if s.blocks != nil {
 		_ = s.blocks.Close()
 		s.blocks = nil
 	}
-	return leftServing
 }
 
 // control returns the block driver, which is opened when it is first needed, so that loading the module helps without a restart.

@@ -1,0 +1,242 @@
+package daemontest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"iserd.org/iserd/ublk"
+)
+
+// Blocks plays the block driver. It outlives daemons, as a kernel does; Close only counts.
+type Blocks struct {
+	plane *Plane
+
+	mu      sync.Mutex
+	devs    map[int]*ublk.DeviceInfo
+	params  map[int]ublk.Params
+	holders map[int][]string
+	fail    map[string]error // by command, once
+	calls   []string
+	faults  []string
+}
+
+// NewBlocks makes a driver whose devices are served by p.
+func NewBlocks(p *Plane) *Blocks {
+	return &Blocks{plane: p, devs: make(map[int]*ublk.DeviceInfo), params: make(map[int]ublk.Params), holders: make(map[int][]string), fail: make(map[string]error)}
+}
+
+// Fail makes the next command of a name fail ("start", "add", ...).
+func (b *Blocks) Fail(command string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fail[command] = err
+}
+
+// Hold marks a device as used by the holders; without any it is free again.
+func (b *Blocks) Hold(id int, holders ...string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.holders[id] = holders
+}
+
+// Foreign makes a device of another program.
+func (b *Blocks) Foreign(id int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.devs[id] = &ublk.DeviceInfo{ID: id, State: ublk.StateLive, PID: 1}
+}
+
+// Params returns what was set for a device.
+func (b *Blocks) Params(id int) ublk.Params {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.params[id]
+}
+
+// ServerDied makes the devices dead, as the driver does without recovery flags.
+func (b *Blocks) ServerDied() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, d := range b.devs {
+		d.State, d.PID = ublk.StateDead, -1
+	}
+}
+
+// Left lists the devices that exist.
+func (b *Blocks) Left() []int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Sorted(maps.Keys(b.devs))
+}
+
+// Calls lists the state-changing commands so far, as "start 0".
+func (b *Blocks) Calls() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.calls)
+}
+
+// Faults lists calls in an order that would hurt.
+func (b *Blocks) Faults() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.faults)
+}
+
+// Holders fits daemon.Options.
+func (b *Blocks) Holders(id int) ([]string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.holders[id], nil
+}
+
+// begin notes a call and returns the device. Preconditions: mu is held.
+func (b *Blocks) begin(ctx context.Context, command string, id int) (*ublk.DeviceInfo, error) {
+	b.calls = append(b.calls, fmt.Sprintf("%s %d", command, id))
+	if _, ok := ctx.Deadline(); !ok {
+		b.faults = append(b.faults, fmt.Sprintf("%s of device %d without a deadline", command, id))
+	}
+	if err := b.fail[command]; err != nil {
+		delete(b.fail, command)
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	d := b.devs[id]
+	if d == nil && command != "add" {
+		return nil, fmt.Errorf("ublk device %d: %w", id, ublk.ErrNotFound)
+	}
+	return d, nil
+}
+
+// Features has all up to kernel 7.0.
+func (b *Blocks) Features(context.Context) (ublk.Features, error) { return 0x7ffff, nil }
+
+// Add makes a device with the lowest free number.
+func (b *Blocks) Add(ctx context.Context, spec ublk.DeviceSpec) (ublk.DeviceInfo, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := 0
+	for b.devs[id] != nil {
+		id++
+	}
+	if _, err := b.begin(ctx, "add", id); err != nil {
+		return ublk.DeviceInfo{}, err
+	}
+	d := &ublk.DeviceInfo{
+		ID: id, Queues: spec.Queues, Depth: spec.Depth, MaxIOBytes: spec.MaxIOBytes, State: ublk.StateDead, PID: -1, Features: spec.Features, ServerTag: spec.ServerTag,
+	}
+	b.devs[id] = d
+	return *d, nil
+}
+
+// SetParams checks as the driver does.
+func (b *Blocks) SetParams(ctx context.Context, id int, p ublk.Params) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.begin(ctx, "set", id)
+	if err != nil {
+		return err
+	}
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	if p.MaxSectors > d.MaxIOBytes/512 {
+		return unix.EINVAL
+	}
+	b.params[id] = p
+	return nil
+}
+
+// Start wants the queues to be fetching.
+func (b *Blocks) Start(ctx context.Context, id, pid int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.begin(ctx, "start", id)
+	if err != nil {
+		return err
+	}
+	b.plane.mu.Lock()
+	attached := b.plane.devices[id] != nil
+	b.plane.mu.Unlock()
+	if !attached || b.params[id].Sectors == 0 {
+		b.faults = append(b.faults, fmt.Sprintf("device %d started before it was attached and had parameters", id))
+		return unix.EINVAL
+	}
+	d.State, d.PID = ublk.StateLive, pid
+	return nil
+}
+
+func (b *Blocks) stopLocked(id int) {
+	b.devs[id].State = ublk.StateDead
+	b.plane.mu.Lock()
+	defer b.plane.mu.Unlock()
+	b.plane.stopped[id] = true
+	if d := b.plane.devices[id]; d != nil {
+		d.State = "gone"
+	}
+}
+
+// Stop takes the block device away.
+func (b *Blocks) Stop(ctx context.Context, id int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, err := b.begin(ctx, "stop", id); err != nil {
+		return err
+	}
+	b.stopLocked(id)
+	return nil
+}
+
+// TryStop is Stop unless somebody holds the device.
+func (b *Blocks) TryStop(ctx context.Context, id int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, err := b.begin(ctx, "trystop", id); err != nil {
+		return err
+	}
+	if len(b.holders[id]) > 0 {
+		return fmt.Errorf("ublk device %d: %w", id, ublk.ErrBusy)
+	}
+	b.stopLocked(id)
+	return nil
+}
+
+// Delete would wait for ever while the data plane has the device open.
+func (b *Blocks) Delete(ctx context.Context, id int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, err := b.begin(ctx, "delete", id); err != nil {
+		return err
+	}
+	b.plane.mu.Lock()
+	open := b.plane.devices[id] != nil && b.plane.server != nil
+	b.plane.mu.Unlock()
+	if open {
+		b.faults = append(b.faults, fmt.Sprintf("device %d deleted while the data plane has it open", id))
+		return context.DeadlineExceeded
+	}
+	delete(b.devs, id)
+	delete(b.params, id)
+	delete(b.holders, id)
+	return nil
+}
+
+// Info reads a device.
+func (b *Blocks) Info(_ context.Context, id int) (ublk.DeviceInfo, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if d := b.devs[id]; d != nil {
+		return *d, nil
+	}
+	return ublk.DeviceInfo{}, fmt.Errorf("ublk device %d: %w", id, ublk.ErrNotFound)
+}
+
+// Close does nothing: the driver stays.
+func (b *Blocks) Close() error { return nil }

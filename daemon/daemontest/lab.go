@@ -1,0 +1,160 @@
+package daemontest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/daemon"
+	"iserd.org/iserd/daemon/config"
+)
+
+// Portal plays SendTargets: by transport, what is listed or what goes wrong.
+type Portal struct {
+	Lists map[string][]daemon.Found
+	Errs  map[string]error
+}
+
+// Lab is a control plane between fakes.
+type Lab struct {
+	Plane   *Plane
+	Blocks  *Blocks
+	Portals map[string]*Portal // by ADDR:PORT
+	Config  config.Config
+	Log     io.Writer
+	Dir     string
+	// NoBlocks is what opening the driver fails with, if not nil.
+	NoBlocks error
+	// OpenBlocks replaces the driver, if not nil.
+	OpenBlocks func() (daemon.Blocks, error)
+
+	mu      sync.Mutex
+	running *Daemon
+}
+
+// NewLab makes the fakes. dir holds run and state.
+func NewLab(dir string) *Lab {
+	l := &Lab{Plane: NewPlane(), Portals: make(map[string]*Portal), Config: config.Default(), Log: io.Discard, Dir: dir}
+	l.Blocks = NewBlocks(l.Plane)
+	return l
+}
+
+// RunDir is the directory of the sockets.
+func (l *Lab) RunDir() string { return filepath.Join(l.Dir, "run") }
+
+// Socket is the control socket.
+func (l *Lab) Socket() string { return filepath.Join(l.RunDir(), "control.sock") }
+
+// SendTargets implements daemon.Discoverer.
+func (l *Lab) SendTargets(ctx context.Context, portal, transport, _ string, _ time.Duration) ([]daemon.Found, error) {
+	l.mu.Lock()
+	p := l.Portals[portal]
+	l.mu.Unlock()
+	if p == nil {
+		<-ctx.Done()
+		return nil, api.Errorf(api.ErrTimeout, "connect to %s: %w", portal, ctx.Err())
+	}
+	if err := p.Errs[transport]; err != nil {
+		return nil, err
+	}
+	return p.Lists[transport], nil
+}
+
+// Daemon is one life of a control plane.
+type Daemon struct {
+	*daemon.Service
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// Start makes a control plane and waits until it serves its socket and is in step with the data plane.
+func (l *Lab) Start() (*Daemon, error) {
+	log := logrus.New()
+	log.SetOutput(l.Log)
+	log.SetLevel(logrus.DebugLevel)
+	if err := os.MkdirAll(l.RunDir(), 0o755); err != nil {
+		return nil, err
+	}
+	s, err := daemon.New(daemon.Options{
+		Config: l.Config, RunDir: l.RunDir(), StateDir: filepath.Join(l.Dir, "state"), EtcName: filepath.Join(l.Dir, "etc", "initiatorname"), Version: "test",
+		Log: logrus.NewEntry(log), Discoverer: l, Launch: l.Plane.Launch(l.RunDir()),
+		OpenBlocks: func() (daemon.Blocks, error) {
+			if l.NoBlocks != nil {
+				return nil, l.NoBlocks
+			}
+			if l.OpenBlocks != nil {
+				return l.OpenBlocks()
+			}
+			return l.Blocks, nil
+		},
+		Holders: l.Blocks.Holders,
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &Daemon{Service: s, cancel: cancel, done: make(chan struct{})}
+	ready, listening := make(chan struct{}), make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Add(2)
+	go func() { defer wg.Done(); s.Run(ctx, func() { close(ready) }) }()
+	go func() {
+		defer wg.Done()
+		if err := s.ServeSocket(ctx, l.Socket(), func() { listening <- nil }); err != nil {
+			listening <- err
+		}
+	}()
+	go func() { wg.Wait(); close(d.done) }()
+	if err := <-listening; err != nil {
+		cancel()
+		<-d.done
+		return nil, err
+	}
+	<-ready
+	l.mu.Lock()
+	l.running = d
+	l.mu.Unlock()
+	return d, nil
+}
+
+// Kill ends a control plane as SIGKILL would, as far as others can see: no word to the data plane or the driver.
+func (d *Daemon) Kill() {
+	d.cancel()
+	<-d.done
+	d.Close()
+}
+
+// Stop ends it as SIGTERM does.
+func (d *Daemon) Stop() (left bool) {
+	d.cancel()
+	<-d.done
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return d.Service.Stop(ctx)
+}
+
+// Check tells what the fakes have against what was done.
+func (l *Lab) Check() error {
+	if f := append(l.Plane.Faults(), l.Blocks.Faults()...); len(f) > 0 {
+		return fmt.Errorf("calls that would hurt: %q", f)
+	}
+	return nil
+}
+
+// Clean tells whether nothing is left behind: no session, device, or file of one.
+func (l *Lab) Clean() error {
+	g, d := l.Plane.Left()
+	b := l.Blocks.Left()
+	f, _ := filepath.Glob(filepath.Join(l.RunDir(), "devices", "*"))
+	if len(g)+len(d)+len(b)+len(f) > 0 {
+		return fmt.Errorf("left behind: groups %v, attached %v, block devices %v, files %v", g, d, b, f)
+	}
+	return nil
+}

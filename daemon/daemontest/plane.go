@@ -1,0 +1,312 @@
+package daemontest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"iserd.org/iserd/internal/ipc"
+)
+
+// Target is one that the Plane can log in to.
+type Target struct {
+	Units []ipc.Unit
+	ISER  bool // answers over RDMA
+	TPGT  uint16
+	Err   *ipc.Error    // login fails with it
+	Hang  bool          // login never ends by itself
+	Enter chan struct{} // if not nil, gets a value when a login has begun
+}
+
+// Disk makes a unit of a size in bytes.
+func Disk(number uint16, size uint64) ipc.Unit {
+	return ipc.Unit{
+		LUN: uint64(number) << 48, Number: number, Usable: true, Vendor: "LIO-ORG", Product: fmt.Sprintf("disk%d", number), Revision: "4.0",
+		Serial: fmt.Sprintf("serial-%d", number), WWID: fmt.Sprintf("naa.6001405%025x", number), Blocks: size / 512, LogicalBlockSize: 512,
+		PhysicalBlockSize: 4096, MaxTransfer: 4 << 20, WriteCache: true, FUA: true,
+	}
+}
+
+// Plane plays a data plane. It serves at a socket once Start has run and answers as long as it is not killed.
+type Plane struct {
+	Reactors int
+	RDMA     []string
+
+	mu      sync.Mutex
+	server  *ipc.Server
+	targets map[string]*Target
+	groups  map[string]*ipc.Group
+	devices map[int]*ipc.Device
+	stopped map[int]bool // by the driver
+	logins  int
+	faults  []string
+	attach  error // next Attach fails with it
+	starts  int
+}
+
+// NewPlane makes a data plane with two threads and one RDMA device.
+func NewPlane() *Plane {
+	return &Plane{
+		Reactors: 2, RDMA: []string{"rxe0"}, targets: make(map[string]*Target), groups: make(map[string]*ipc.Group), devices: make(map[int]*ipc.Device),
+		stopped: make(map[int]bool),
+	}
+}
+
+// AddTarget makes a target reachable, at every portal.
+func (p *Plane) AddTarget(name string, t *Target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.targets[name] = t
+}
+
+// Launch starts serving in dir, as a new process would: nothing of an earlier life is left. It fits daemon.Launcher.
+func (p *Plane) Launch(dir string) func() (<-chan error, error) {
+	return func() (<-chan error, error) {
+		p.mu.Lock()
+		p.groups, p.devices = make(map[string]*ipc.Group), make(map[int]*ipc.Device)
+		p.starts++
+		p.mu.Unlock()
+		return make(chan error), p.Serve(dir)
+	}
+}
+
+// Serve starts serving in dir with what is there.
+func (p *Plane) Serve(dir string) error {
+	s, err := ipc.Serve(context.Background(), filepath.Join(dir, "io.sock"), p)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.server = s
+	p.mu.Unlock()
+	return nil
+}
+
+// Kill ends it as SIGKILL would.
+func (p *Plane) Kill() {
+	p.mu.Lock()
+	s := p.server
+	p.server = nil
+	p.mu.Unlock()
+	if s != nil {
+		_ = s.Close()
+	}
+}
+
+// Starts tells how often it was launched.
+func (p *Plane) Starts() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.starts
+}
+
+// Logins tells how many logins were asked for.
+func (p *Plane) Logins() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.logins
+}
+
+// FailAttach makes the next Attach fail.
+func (p *Plane) FailAttach(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.attach = err
+}
+
+// Left lists what is there: groups and devices.
+func (p *Plane) Left() (groups []string, devices []int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.groups)), slices.Sorted(maps.Keys(p.devices))
+}
+
+// Faults lists calls in an order that would hurt.
+func (p *Plane) Faults() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.faults)
+}
+
+func (p *Plane) faultLocked(format string, args ...any) {
+	p.faults = append(p.faults, fmt.Sprintf(format, args...))
+}
+
+// SetGroup changes a group's state and tells the control plane.
+func (p *Plane) SetGroup(target, state string, cause *ipc.Error) {
+	p.mu.Lock()
+	s := p.server
+	var g ipc.Group
+	for _, x := range p.groups {
+		if x.Target == target {
+			x.State, x.Error = state, cause
+			g = *x
+		}
+	}
+	p.mu.Unlock()
+	_ = s.Notify(ipc.EventGroup, g)
+}
+
+// LoseDevice plays a device that somebody else has stopped.
+func (p *Plane) LoseDevice(id int) {
+	p.mu.Lock()
+	s := p.server
+	p.devices[id].State = ipc.DeviceGone
+	p.stopped[id] = true
+	d := *p.devices[id]
+	p.mu.Unlock()
+	_ = s.Notify(ipc.EventDevice, d)
+}
+
+// Handle answers the control plane.
+func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage) (any, error) {
+	switch method {
+	case ipc.MethodHello:
+		return ipc.HelloReply{Version: ipc.Version, Build: "test", PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA}, nil
+	case ipc.MethodLogin:
+		var r ipc.LoginRequest
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, err
+		}
+		return p.login(ctx, r)
+	case ipc.MethodLogout:
+		var r ipc.LogoutRequest
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.groups[r.Group] == nil {
+			return nil, &ipc.Error{Code: "SessionNotFound", Text: "no such group"}
+		}
+		for _, d := range p.devices {
+			if d.Group == r.Group {
+				p.faultLocked("logout of %s before device %d was detached", r.Group, d.UblkID)
+				return nil, &ipc.Error{Code: "Busy", Text: "devices are attached"}
+			}
+		}
+		delete(p.groups, r.Group)
+		return ipc.Empty{}, nil
+	case ipc.MethodAttach:
+		var r ipc.AttachRequest
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if err := p.attach; err != nil {
+			p.attach = nil
+			return nil, err
+		}
+		if p.groups[r.Group] == nil {
+			return nil, &ipc.Error{Code: "NotFound", Text: "no such group"}
+		}
+		if p.devices[r.UblkID] != nil {
+			p.faultLocked("device %d attached twice", r.UblkID)
+		}
+		delete(p.stopped, r.UblkID)
+		p.devices[r.UblkID] = &ipc.Device{
+			UblkID: r.UblkID, Group: r.Group, LUN: r.LUN, State: ipc.DeviceServing,
+			Queues: []ipc.QueueStats{
+				{Reads: 10, ReadBytes: 40960, Writes: 1, WriteBytes: 4096, Tiers: ipc.TierBytes{Registered: 45056}},
+				{Reads: 1, ReadBytes: 1 << 30, Flushes: 2, InFlight: 3, Tiers: ipc.TierBytes{Registered: 1 << 30}},
+			},
+		}
+		return ipc.Empty{}, nil
+	case ipc.MethodDetach:
+		var r ipc.DetachRequest
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.devices[r.UblkID] == nil {
+			return nil, &ipc.Error{Code: "NotFound", Text: "no such device"}
+		}
+		if !p.stopped[r.UblkID] {
+			p.faultLocked("device %d detached before it was stopped", r.UblkID)
+		}
+		delete(p.devices, r.UblkID)
+		return ipc.Empty{}, nil
+	case ipc.MethodState:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		st := ipc.State{Objects: ipc.Objects{Connections: 2 * len(p.groups), Descriptors: 12, PoolBytes: 64 << 20}}
+		for _, k := range slices.Sorted(maps.Keys(p.groups)) {
+			st.Groups = append(st.Groups, *p.groups[k])
+		}
+		for _, k := range slices.Sorted(maps.Keys(p.devices)) {
+			st.Devices = append(st.Devices, *p.devices[k])
+		}
+		return st, nil
+	case ipc.MethodShutdown:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.groups)+len(p.devices) > 0 {
+			return nil, &ipc.Error{Code: "Busy", Text: "in use"}
+		}
+		go p.Kill()
+		return ipc.Empty{}, nil
+	}
+	return nil, &ipc.Error{Code: "Internal", Text: "unknown method " + method}
+}
+
+func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {
+	p.mu.Lock()
+	p.logins++
+	t := p.targets[r.Target]
+	if t != nil && t.Enter != nil {
+		enter := t.Enter
+		p.mu.Unlock()
+		enter <- struct{}{}
+		p.mu.Lock()
+	}
+	defer p.mu.Unlock()
+	switch {
+	case t == nil:
+		return nil, &ipc.Error{Code: "NotFound", Text: fmt.Sprintf("login %s at %s: status 02/03: target not found", r.Target, r.Portal)}
+	case t.Hang:
+		p.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(r.Timeout):
+		}
+		p.mu.Lock()
+		return nil, &ipc.Error{Code: "Timeout", Text: fmt.Sprintf("login %s at %s: no answer", r.Target, r.Portal)}
+	case t.Err != nil:
+		return nil, t.Err
+	case p.groups[r.Group] != nil:
+		p.faultLocked("second login of group %s", r.Group)
+		return nil, &ipc.Error{Code: "AlreadyLoggedIn", Text: "again"}
+	}
+	g := &ipc.Group{
+		ID: r.Group, Target: r.Target, Portal: r.Portal, TPGT: t.TPGT, State: ipc.GroupUp, Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC),
+		InitiatorName: r.InitiatorName, Units: t.Units,
+	}
+	switch {
+	case r.Transport == ipc.TransportISER && !t.ISER:
+		return nil, &ipc.Error{Code: "TransportUnavailable", Text: fmt.Sprintf("login %s at %s: the portal refuses RDMA connections", r.Target, r.Portal)}
+	case r.Transport == ipc.TransportAuto && t.ISER:
+		g.Transport, g.TransportReason = ipc.TransportISER, "the portal answers over RDMA"
+	case r.Transport == ipc.TransportAuto:
+		g.Transport, g.TransportReason = ipc.TransportTCP, "fell back to TCP: connection refused"
+	default:
+		g.Transport, g.TransportReason = r.Transport, fmt.Sprintf("%s was asked for", r.Transport)
+	}
+	for i := range p.Reactors {
+		isid := r.ISID
+		isid[5] += byte(i)
+		g.Sessions = append(g.Sessions, ipc.Session{
+			Reactor: i, ISID: isid, TSIH: uint16(i + 1), State: "LOGGED_IN", LocalAddress: "10.0.0.2:4000", RDMADevice: "rxe0",
+			Negotiated: map[string]string{"MaxBurstLength": "262144"},
+		})
+	}
+	p.groups[r.Group] = g
+	return g, nil
+}
