@@ -22,8 +22,9 @@ type Bed struct {
 	kvm    bool
 }
 
-// Prepare brings the cache up to date and returns it: installs missing tools, fetches the newest kernel, builds the guest's image, and
-// finds out whether KVM works. With everything in the cache it takes well under a second. It says on w what it does.
+// Prepare brings the cache up to date and returns it: fetches the newest kernel, builds the guest's image, and finds out whether KVM
+// works. With everything in the cache it takes about a second. It says on w what it does. Tools that are missing on the host are its
+// error; [InstallTools] installs them.
 //
 // Errors that the surroundings cause are [*Problem]: what is wrong and what to do.
 func Prepare(ctx context.Context, w io.Writer) (*Bed, error) {
@@ -44,8 +45,8 @@ func Prepare(ctx context.Context, w io.Writer) (*Bed, error) {
 		return nil, err
 	}
 	defer unlock()
-	if err := installTools(ctx, l, missing(runTools, makeTools)); err != nil {
-		return nil, err
+	if m := missing(runTools, makeTools); len(m) > 0 {
+		return nil, &Problem{What: "the package " + m[0].pkg + " is not installed: it " + m[0].why, Do: "`make deps` as root installs what is missing"}
 	}
 	if b.kernel, err = newestKernel(ctx, l, dir); err != nil {
 		return nil, fmt.Errorf("guest kernel: %w", err)

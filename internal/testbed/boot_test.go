@@ -17,8 +17,8 @@ import (
 // boot starts a guest for a test, or skips it where none can be had.
 func boot(t *testing.T, cfg GuestConfig) *Guest {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("boots a guest; not in short mode")
+	if !Wanted() {
+		t.Skip("boots a guest; make test-guest does it, or GUEST=1 in the environment")
 	}
 	bed, err := Prepare(t.Context(), t.Output())
 	require.Need(t, "guest", err)

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"iserd.org/iserd/internal/require"
 )
 
 // Programs are the commands of the project, which go to the guest's /host/bin.
@@ -39,3 +41,7 @@ func goTool(ctx context.Context, args ...string) error {
 	}
 	return fmt.Errorf("go %s: %w\n\t%s", strings.Join(args, " "), err, strings.Join(lastLines(out, 30), "\n\t"))
 }
+
+// Wanted reports whether tests that boot a guest are asked for: by GUEST=1, or by REQUIRE with guest in its list. They take minutes and
+// fill a cache, which a plain go test should not do.
+func Wanted() bool { return os.Getenv("GUEST") == "1" || require.Demanded("guest") }

@@ -70,10 +70,7 @@ func missing(lists ...[]tool) []tool {
 //
 // It needs root only when something is missing. Errors are [*Problem].
 func InstallTools(ctx context.Context, w io.Writer) error {
-	return installTools(ctx, newLog(w), missing(runTools, makeTools, buildTools))
-}
-
-func installTools(ctx context.Context, l *log, want []tool) error {
+	l, want := newLog(w), missing(runTools, makeTools, buildTools)
 	if len(want) == 0 {
 		return nil
 	}

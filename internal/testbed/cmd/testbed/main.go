@@ -51,13 +51,17 @@ func run(ctx context.Context) (int, error) {
 	switch flag.Arg(0) {
 	case "deps":
 		return 0, testbed.InstallTools(ctx, os.Stderr)
-	case "prepare":
-		_, err := testbed.Prepare(ctx, os.Stderr)
-		return 0, err
-	case "shell", "run":
+	case "prepare", "shell", "run":
 	default:
 		flag.Usage()
 		return 2, nil
+	}
+	if err := testbed.InstallTools(ctx, os.Stderr); err != nil {
+		return 1, err
+	}
+	if flag.Arg(0) == "prepare" {
+		_, err := testbed.Prepare(ctx, os.Stderr)
+		return 0, err
 	}
 	bed, err := testbed.Prepare(ctx, os.Stderr)
 	if err != nil {

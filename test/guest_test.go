@@ -1,0 +1,238 @@
+package test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"iserd.org/iserd/internal/require"
+	"iserd.org/iserd/internal/testbed"
+)
+
+// packageLimit is how long the tests of one package may take in the guest; the scenarios take longest.
+const packageLimit = 15 * time.Minute
+
+// TestGuest runs in one guest all tests that need what only a guest has. See the package comment.
+func TestGuest(t *testing.T) {
+	if !testbed.Wanted() {
+		t.Skip("boots a guest; make test-guest does it, or GUEST=1 in the environment")
+	}
+	root, err := testbed.ModuleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages, err := choose(root, os.Getenv("GUEST_RUN"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bed, err := testbed.Prepare(t.Context(), t.Output())
+	require.Need(t, "guest", err)
+	h := &harness{bed: bed, root: root, share: t.TempDir()}
+	defer h.shut(t)
+	for _, p := range packages {
+		t.Run(p.Dir, func(t *testing.T) { h.run(t, p) })
+	}
+}
+
+// choose returns the packages with tests for the guest, narrowed by what GUEST_RUN says.
+func choose(root, wish string) ([]Package, error) {
+	all, err := Discover(root)
+	if err != nil {
+		return nil, err
+	}
+	suffix, expression, _ := strings.Cut(wish, ":")
+	re, err := regexp.Compile(expression)
+	if err != nil {
+		return nil, fmt.Errorf("GUEST_RUN: %w", err)
+	}
+	var chosen []Package
+	for _, p := range all {
+		if suffix != "" && p.Dir != suffix && !strings.HasSuffix(p.Dir, "/"+suffix) {
+			continue
+		}
+		var tests []string
+		for _, name := range p.Guest {
+			if re.MatchString(name) {
+				tests = append(tests, name)
+			}
+		}
+		if p.Guest = tests; len(tests) > 0 {
+			chosen = append(chosen, p)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("no test for the guest matches GUEST_RUN=%q", wish)
+	}
+	return chosen, nil
+}
+
+// harness holds the guest, which is replaced when tests may have damaged it.
+type harness struct {
+	bed   *testbed.Bed
+	root  string // of the checkout
+	share string // folder of the host that is /host in the guest
+	guest *testbed.Guest
+}
+
+// build puts a package's test binary and its data into the share; for the scenarios also the project's programs.
+func (h *harness) build(t *testing.T, p Package) error {
+	if p.Dir == scenarios {
+		if err := testbed.Build(t.Context(), filepath.Join(h.share, "bin"), testbed.Programs...); err != nil {
+			return err
+		}
+	}
+	dir := filepath.Join(h.share, "test", p.Dir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := testbed.BuildTest(t.Context(), filepath.Join(dir, "test"), "./"+p.Dir); err != nil {
+		return err
+	}
+	data := filepath.Join(h.root, p.Dir, "testdata")
+	if _, err := os.Stat(data); err != nil {
+		return nil
+	}
+	return os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(data))
+}
+
+// run executes the tests of a package in the guest.
+func (h *harness) run(t *testing.T, p Package) {
+	if err := h.build(t, p); err != nil {
+		t.Fatal(err)
+	}
+	if h.guest == nil {
+		cfg := testbed.GuestConfig{Share: h.share, SystemBus: true}
+		if os.Getenv("GUEST_CONSOLE") == "1" {
+			cfg.Console = os.Stderr
+		}
+		guest, err := h.bed.Boot(context.WithoutCancel(t.Context()), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.guest = guest
+	}
+	before := len(h.guest.Complaints())
+	exit, err := h.execute(t, p)
+	for _, c := range h.guest.Complaints()[before:] {
+		t.Logf("the guest's kernel says: %s", c.Line)
+	}
+	if left := new(testbed.LeftoverError); errors.As(err, &left) {
+		t.Log(err)
+		err = nil
+	}
+	if err != nil {
+		t.Error(err)
+	} else if exit != 0 && !t.Failed() {
+		t.Errorf("the test binary ended with status %d", exit)
+	}
+	if t.Failed() {
+		h.renew(t)
+		return
+	}
+	h.inspect(t)
+}
+
+// execute runs the test binary and mirrors its tests under t. Its output passes through test2json on the host.
+func (h *harness) execute(t *testing.T, p Package) (int, error) {
+	parse := exec.CommandContext(t.Context(), "go", "tool", "test2json")
+	in, err := parse.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	out, err := parse.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := parse.Start(); err != nil {
+		return 0, err
+	}
+	root, events := newNode(), make(chan error, 1)
+	go func() { events <- readEvents(out, root) }()
+	type end struct {
+		code int
+		err  error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		code, err := h.guest.Run(t.Context(), testbed.Command{
+			Args: []string{
+				"./test", "-test.v=test2json", "-test.timeout=" + packageLimit.String(), "-test.run=^(" + strings.Join(p.Guest, "|") + ")$",
+			},
+			Dir:     path.Join("/host/test", p.Dir),
+			Env:     []string{"REQUIRE=ublk,rdma,root,guest,uring", "GUEST=inside"},
+			Timeout: packageLimit + time.Minute,
+		}, in, in)
+		in.Close()
+		ended <- end{code, err}
+	}()
+	ran := h.mirrorPackage(t, root)
+	e := <-ended
+	if err := errors.Join(e.err, <-events); err != nil {
+		return e.code, err
+	}
+	if err := parse.Wait(); err != nil {
+		return e.code, fmt.Errorf("test2json: %w", err)
+	}
+	if ran == 0 {
+		return e.code, errors.New("the guest ran no test")
+	}
+	return e.code, nil
+}
+
+// mirrorPackage replays the tests of a binary; what the binary prints outside of tests belongs to t.
+func (h *harness) mirrorPackage(t *testing.T, root *node) (ran int) {
+	for {
+		e, ok := root.next()
+		switch {
+		case !ok:
+			return ran
+		case e.child != nil:
+			t.Run(e.name, func(t *testing.T) { ran += 1 + mirror(t, e.child) })
+		case e.Action == "output" && !frame(e.Output):
+			io.WriteString(t.Output(), e.Output)
+		case e.Action == "fail":
+			t.Fail()
+		}
+	}
+}
+
+// inspect looks at what a package left in the guest: devices, targets. The next package gets a fresh guest then.
+func (h *harness) inspect(t *testing.T) {
+	const script = `ls -d /dev/ublkc* /sys/kernel/config/target/iscsi/iqn* /sys/kernel/config/target/iscsi/eui* /sys/kernel/config/target/core/*_*/* 2>/dev/null; true`
+	var out strings.Builder
+	if _, err := h.guest.Run(t.Context(), testbed.Command{Args: []string{"sh", "-c", script}, Timeout: time.Minute}, &out, nil); err != nil {
+		t.Error(err)
+		h.renew(t)
+		return
+	}
+	if left := strings.Fields(out.String()); len(left) > 0 {
+		t.Logf("left behind in the guest: %s", strings.Join(left, " "))
+		h.renew(t)
+	}
+}
+
+// renew gives up the guest; the next package boots another.
+func (h *harness) renew(t *testing.T) {
+	if err := h.guest.Close(); err != nil {
+		t.Logf("closing the guest: %v", err)
+	}
+	h.guest = nil
+}
+
+// shut ends the last guest, which nothing has complained about: so it has to go down in order.
+func (h *harness) shut(t *testing.T) {
+	if h.guest != nil {
+		if err := h.guest.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
