@@ -63,7 +63,7 @@ func TestWriteForms(t *testing.T) {
 					for _, sendMax := range []int{512, 8192, 262144} {
 						keys := settings{
 							initialR2T: initialR2T, immediateData: immediate, maxBurst: 100000, firstBurst: 65536, maxOutstandingR2T: 2,
-							sendMax: sendMax, headerDigest: digest, dataDigest: digest,
+							sendMax: sendMax, recvMax: 8192, headerDigest: digest, dataDigest: digest,
 						}
 						t.Run(fmt.Sprint(initialR2T, immediate, digest, length, sendMax), func(t *testing.T) { testWriteForm(t, keys, length, r) })
 					}

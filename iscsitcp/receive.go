@@ -133,7 +133,7 @@ func (c *Conn) header() (more bool, err error) {
 	if c.keys.headerDigest > 0 && checksum(0, h[:]) != getDigest(in.buffer[in.r+pdu.HeaderLength:]) {
 		return false, protocolError("7.7", "header digest is wrong")
 	}
-	if err := h.Valid(pdu.FromTarget, MaxRecvDataSegmentLength); err != nil {
+	if err := h.Valid(pdu.FromTarget, c.keys.recvMax); err != nil {
 		return false, err
 	}
 	n := h.DataSegmentLength()

@@ -2,6 +2,7 @@ package iscsitcp
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
@@ -195,11 +196,11 @@ func (w *wire) nopIn(data []byte) {
 }
 
 func random(r *rand.Rand, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(r.Uint32())
+	b := make([]byte, n+7)
+	for i := 0; i < n; i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
 	}
-	return b
+	return b[:n:n]
 }
 
 // TestReceivePieces lets one stream arrive in random pieces, with and without digests, and expects the same each time: the bytes of every

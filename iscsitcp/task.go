@@ -13,13 +13,15 @@ type settings struct {
 	initialR2T, immediateData bool
 	maxBurst, firstBurst      int
 	maxOutstandingR2T         int
-	sendMax                   int // MaxRecvDataSegmentLength of the target, or what we like if that is less
+	sendMax                   int // MaxRecvDataSegmentLength of the target, or ours if that is less; never 0
+	recvMax                   int // MaxRecvDataSegmentLength that we have declared
 	headerDigest, dataDigest  int // length of the digests: 0 or 4
 }
 
 // defaultSettings hold where nothing was negotiated.
 var defaultSettings = settings{
 	initialR2T: true, immediateData: true, maxBurst: 262144, firstBurst: 65536, maxOutstandingR2T: 1, sendMax: 8192,
+	recvMax: MaxRecvDataSegmentLength,
 }
 
 // task is what the connection knows about an outstanding SCSI Command. The zero value is a free slot.
@@ -169,6 +171,7 @@ func (c *Conn) DeallocateTaskResources(t *iscsi.Task) {
 	*k = task{}
 }
 
+// settingsOf takes over what a login has negotiated.
 func settingsOf(keys *login.Keys) settings {
 	s := settings{
 		initialR2T:        keys.InitialR2T,
@@ -176,15 +179,13 @@ func settingsOf(keys *login.Keys) settings {
 		maxBurst:          int(keys.MaxBurstLength),
 		firstBurst:        int(keys.FirstBurstLength),
 		maxOutstandingR2T: int(keys.MaxOutstandingR2T),
-		sendMax:           int(min(keys.MaxRecvDataSegmentLength, MaxRecvDataSegmentLength)),
+		sendMax:           int(min(keys.TargetMaxRecvDataSegmentLength, MaxRecvDataSegmentLength)),
+		recvMax:           int(keys.MaxRecvDataSegmentLength),
 	}
-	if s.sendMax == 0 {
-		s.sendMax = defaultSettings.sendMax
-	}
-	if keys.HeaderDigest {
+	if keys.HeaderDigest == login.DigestCRC32C {
 		s.headerDigest = digestLength
 	}
-	if keys.DataDigest {
+	if keys.DataDigest == login.DigestCRC32C {
 		s.dataDigest = digestLength
 	}
 	return s
