@@ -112,7 +112,11 @@ func (a *app) command() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return api.Errorf(api.ErrInvalidArgs, "%w", err) })
 	pf := root.PersistentFlags()
-	pf.StringVar(&a.socket, "socket", client.DefaultSocket, "socket of the daemon")
+	socket := os.Getenv("ISERD_SOCKET")
+	if socket == "" {
+		socket = client.DefaultSocket
+	}
+	pf.StringVar(&a.socket, "socket", socket, "socket of the daemon (environment: ISERD_SOCKET)")
 	pf.BoolVar(&a.json, "json", false, "print JSON instead of tables")
 	pf.DurationVar(&a.timeout, "timeout", 0, "time for a discovery or a login (default: the daemon's)")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
