@@ -64,8 +64,9 @@ type LoginRequest struct {
 
 // Group states.
 const (
-	GroupUp     = "up"     // every session is in the full-feature phase
-	GroupFailed = "failed" // a session was lost; see Error
+	GroupUp         = "up"         // every session is in the full-feature phase
+	GroupRecovering = "recovering" // a session was lost and is being replaced; its requests wait; see Error
+	GroupFailed     = "failed"     // a session could not be replaced in time; its requests fail; see Error
 )
 
 // Group is one session group: the sessions of one initiator with one target portal group, one per reactor.
@@ -167,8 +168,8 @@ type Objects struct {
 
 // Device states.
 const (
-	DeviceServing = "serving"
-	DeviceGone    = "gone" // stopped by the kernel; waits for Detach
+	DeviceServing = "serving" // every queue has its requests fetched
+	DeviceGone    = "gone"    // stopped by the kernel; waits for Detach
 )
 
 // Device is one ublk device that the data plane serves.

@@ -1,0 +1,171 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/uapi"
+	"iserd.org/iserd/lu"
+	"iserd.org/iserd/ublk"
+)
+
+// device is one ublk device that the data plane serves: a queue on each reactor.
+type device struct {
+	id     int
+	group  *group
+	unit   *lu.Unit
+	char   *ublk.Device
+	queues []*deviceQueue
+
+	mu    sync.Mutex
+	state string
+	gone  chan struct{} // closed when every queue has ended
+	left  int
+}
+
+// deviceQueue is one queue with the reactor that owns it.
+type deviceQueue struct {
+	reactor *Reactor
+	kernel  *ublk.Queue
+	lu      *lu.Queue
+}
+
+// attach serves a unit through the ublk device that the control plane has added. When it returns every tag is fetched, or will be at the
+// reactors' next turn, and the device may be started.
+func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
+	p.mu.Lock()
+	g := p.groups[a.Group]
+	_, taken := p.devices[a.UblkID]
+	p.mu.Unlock()
+	switch {
+	case g == nil:
+		return &ipc.Error{Code: codeNotFound, Text: fmt.Sprintf("session group %q does not exist", a.Group)}
+	case taken:
+		return &ipc.Error{Code: codeBusy, Text: fmt.Sprintf("device %d is already served", a.UblkID)}
+	case a.Queues < 1 || a.Queues > len(p.reactors):
+		return &ipc.Error{Code: codeInvalid, Text: fmt.Sprintf("%d queues; there are %d reactors", a.Queues, len(p.reactors))}
+	case a.Depth < 1 || a.Depth > uapi.UBLK_MAX_QUEUE_DEPTH:
+		return &ipc.Error{Code: codeInvalid, Text: fmt.Sprintf("queue depth %d; 1 to %d are possible", a.Depth, uapi.UBLK_MAX_QUEUE_DEPTH)}
+	}
+	unit := g.unit(a.LUN)
+	if unit == nil || !unit.Usable {
+		return &ipc.Error{Code: codeNotFound, Text: fmt.Sprintf("target %s has no usable logical unit %#x", g.request.Target, a.LUN)}
+	}
+	char, err := ublk.Open(a.UblkID)
+	if err != nil {
+		return err
+	}
+	d := &device{id: a.UblkID, group: g, unit: unit, char: char, state: ipc.DeviceServing, gone: make(chan struct{}), left: a.Queues}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	for i := range a.Queues {
+		r := p.reactors[i]
+		q := &deviceQueue{reactor: r}
+		r.Call(func() {
+			q.lu = lu.NewQueue(lu.Config{
+				Unit: unit, Depth: a.Depth, Path: g.paths[i], Memory: r.memory, Clock: &r.clock,
+			})
+			q.kernel, err = char.OpenQueue(r.ring, i, a.Depth, q.lu)
+			if err == nil {
+				q.kernel.OnGone(d.queueGone)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		d.queues = append(d.queues, q)
+	}
+	p.mu.Lock()
+	p.devices[d.id] = d
+	p.mu.Unlock()
+	g.mu.Lock()
+	g.devices++
+	g.mu.Unlock()
+	p.log.WithField("dev", d.id).WithField("target", g.request.Target).WithField("lun", unit.LUN.String()).Info("serving")
+	return nil
+}
+
+// queueGone notes that the kernel has taken back every tag of a queue: the device was stopped. It runs on the queue's reactor.
+func (d *device) queueGone() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.left--; d.left == 0 {
+		d.state = ipc.DeviceGone
+		close(d.gone)
+	}
+}
+
+// detachTimeout is how long a stopped device's tags may take to come back.
+const detachTimeout = 2 * time.Second
+
+// detach lets go of a device that the control plane has stopped, or that was never started.
+func (p *Plane) detach(ctx context.Context, id int) error {
+	p.mu.Lock()
+	d := p.devices[id]
+	p.mu.Unlock()
+	if d == nil {
+		return &ipc.Error{Code: codeNotFound, Text: fmt.Sprintf("device %d is not served here", id)}
+	}
+	stopped := false
+	select {
+	case <-d.gone:
+		stopped = true
+	case <-time.After(detachTimeout):
+		// Closing the queues cancels what is still fetched: the way of a device that was never started.
+	case <-ctx.Done():
+	}
+	d.close()
+	if stopped {
+		select {
+		case <-d.char.Released():
+		case <-ctx.Done():
+		}
+	}
+	p.mu.Lock()
+	delete(p.devices, id)
+	p.mu.Unlock()
+	d.group.mu.Lock()
+	d.group.devices--
+	d.group.mu.Unlock()
+	return nil
+}
+
+// close ends the queues and lets go of the character device. A queue whose tags the kernel still holds stays with its reactor until DEL_DEV
+// brings them back.
+func (d *device) close() {
+	for _, q := range d.queues {
+		q.reactor.Call(func() { q.kernel.Close() })
+	}
+	d.char.Close()
+}
+
+// snapshot tells what the device is and has done.
+func (d *device) snapshot() ipc.Device {
+	d.mu.Lock()
+	s := ipc.Device{UblkID: d.id, Group: d.group.request.Group, LUN: uint64(d.unit.LUN), State: d.state}
+	d.mu.Unlock()
+	d.group.mu.Lock()
+	tcp := d.group.transport == ipc.TransportTCP
+	d.group.mu.Unlock()
+	for _, q := range d.queues {
+		var c lu.Counters
+		q.reactor.Call(func() { c = q.lu.Counters() })
+		stats := ipc.QueueStats{
+			Reads: c.Reads, Writes: c.Writes, Flushes: c.Flushes, ReadBytes: c.ReadBytes, WriteBytes: c.WriteBytes,
+			Errors: c.Errors, Retries: c.Retries, InFlight: c.InFlight,
+		}
+		if tcp {
+			stats.Tiers.TCP = c.ReadBytes + c.WriteBytes
+		} else {
+			stats.Tiers.Registered = c.ReadBytes + c.WriteBytes
+		}
+		s.Queues = append(s.Queues, stats)
+	}
+	return s
+}

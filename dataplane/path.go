@@ -1,0 +1,208 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/iscsi"
+	"iserd.org/iserd/iscsi/login"
+)
+
+// path is the way of one reactor's requests to a target: a session as long as there is one, and the requests that wait for the next one
+// while there is none. It implements [iserd.org/iserd/lu.Path].
+//
+//	        login                session lost                login, same ISID
+//	(new) ---------> connected ----------------> recovering ------------------> connected
+//	                     |                           |  replacement timeout
+//	                     | logout                    v
+//	                     +------> ended <----- failing: requests fail at once, login goes on being tried
+//
+// Tasks that a lost session hands back are sent again only by the session that replaced it: its login with the same ISID and TSIH 0 is a
+// session reinstatement, which ends every task of the old session at the target first (RFC 7143 section 6.3.5). So no write that was
+// sent before the loss can take effect after its repetition.
+type path struct {
+	group   *group
+	reactor *Reactor
+
+	// Owned by the reactor.
+	session *iscsi.Session
+	held    struct{ head, tail *heldTask }
+	refuse  bool // do not hold: fail at once
+
+	// Guarded by group.mu.
+	info ipc.Session
+	down chan struct{} // closed when the session that Logout ended is gone
+}
+
+// heldTask is a link of the list of held tasks. Losing a session is rare, so it may allocate.
+type heldTask struct {
+	task *iscsi.Task
+	next *heldTask
+}
+
+// Submit sends a task by the session, or holds it.
+func (p *path) Submit(t *iscsi.Task) {
+	if p.session != nil {
+		p.session.Submit(t)
+		return
+	}
+	if !p.Hold(t) {
+		t.Outcome = iscsi.NotSent
+		t.Handler.TaskDone(t)
+	}
+}
+
+// Hold keeps a task for the next session. It returns false when the task is to fail instead.
+func (p *path) Hold(t *iscsi.Task) bool {
+	if p.refuse {
+		return false
+	}
+	h := &heldTask{task: t}
+	if p.held.tail == nil {
+		p.held.head = h
+	} else {
+		p.held.tail.next = h
+	}
+	p.held.tail = h
+	return true
+}
+
+// release hands every held task to submit. It runs on the reactor.
+func (p *path) release(submit func(*iscsi.Task)) {
+	h := p.held.head
+	p.held.head, p.held.tail = nil, nil
+	for ; h != nil; h = h.next {
+		submit(h.task)
+	}
+}
+
+// fail lets held tasks and those that come fail at once. It runs on the reactor.
+func (p *path) fail() {
+	p.refuse = true
+	p.release(func(t *iscsi.Task) {
+		t.Outcome = iscsi.NotSent
+		t.Handler.TaskDone(t)
+	})
+}
+
+// login makes a session on the path's reactor. It runs on a control goroutine.
+func (p *path) login(ctx context.Context) error {
+	g := p.group
+	port, err := g.plane.open(ctx, p.reactor, g.transport, g.request.Portal)
+	if err != nil {
+		return err
+	}
+	isid := g.request.ISID
+	qualifier := uint16(isid[4])<<8 | uint16(isid[5])
+	qualifier += uint16(p.reactor.index)
+	isid[4], isid[5] = byte(qualifier>>8), byte(qualifier)
+	config := login.Config{
+		InitiatorName: g.request.InitiatorName,
+		TargetName:    g.request.Target,
+		SessionType:   login.Normal,
+		ISID:          isid,
+		Transport:     login.TCP,
+	}
+	port.configure(&config)
+	result, err := iscsi.Login(ctx, port, config)
+	if err != nil {
+		port.Close()
+		return err
+	}
+	lost := make(chan struct{})
+	options := iscsi.Options{
+		PingInterval: pingInterval,
+		PingTimeout:  pingTimeout,
+		Down:         func(err error) { p.lost(err, lost) },
+	}
+	p.reactor.Call(func() {
+		var mover iscsi.Datamover
+		if mover, err = port.attach(p.reactor); err != nil {
+			return
+		}
+		mover.NoticeKeyValues(&result.Keys)
+		var session *iscsi.Session
+		if session, err = iscsi.NewSession(mover, result, options, time.Now()); err != nil {
+			mover.ConnectionTerminate(err)
+			return
+		}
+		p.session, p.refuse = session, false
+		p.reactor.addFlusher(session)
+		p.release(session.Submit)
+	})
+	if err != nil {
+		port.Close()
+		return err
+	}
+	g.mu.Lock()
+	p.down = lost
+	p.info = ipc.Session{
+		Reactor:      p.reactor.index,
+		ISID:         isid,
+		TSIH:         result.TSIH,
+		State:        iscsi.StateLoggedIn.String(),
+		LocalAddress: port.LocalAddr(),
+		RDMADevice:   port.device(),
+		Negotiated:   result.Negotiated,
+	}
+	g.tpgt = result.TargetPortalGroupTag
+	g.mu.Unlock()
+	return nil
+}
+
+// lost runs on the reactor when the session has ended; err is nil after a logout.
+func (p *path) lost(err error, done chan struct{}) {
+	p.reactor.removeFlusher(p.session)
+	p.session = nil
+	close(done)
+	if err == nil {
+		p.fail()
+	}
+	go p.group.sessionEnded(p, err)
+}
+
+// logout ends the session politely. It runs on a control goroutine, after recovery has been stopped.
+func (p *path) logout(ctx context.Context) error {
+	p.group.mu.Lock()
+	down := p.down
+	p.group.mu.Unlock()
+	if down == nil {
+		return nil
+	}
+	answer := make(chan error, 1)
+	p.reactor.Call(func() {
+		if p.session == nil {
+			answer <- nil
+			return
+		}
+		p.session.Logout(func(err error) { answer <- err })
+	})
+	var err error
+	select {
+	case err = <-answer:
+	case <-ctx.Done():
+		err = fmt.Errorf("%w: no answer to Logout Request in time", iscsi.ErrTimeout)
+	}
+	// Whatever the target said, the session is over.
+	p.reactor.Call(func() {
+		if p.session != nil {
+			p.session.Terminate(errLoggedOut)
+		}
+	})
+	<-down
+	p.reactor.Call(p.fail)
+	return err
+}
+
+// errLoggedOut ends a session that did not answer to Logout.
+var errLoggedOut = errors.New("logged out")
+
+// Keep-alive: a target that says nothing for pingInterval is asked; one that then says nothing for pingTimeout is given up. The time-out
+// is far above the seconds for which an RDMA transport may retry on its own.
+const (
+	pingInterval = 5 * time.Second
+	pingTimeout  = 15 * time.Second
+)

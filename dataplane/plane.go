@@ -1,0 +1,211 @@
+package dataplane
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/rdma"
+)
+
+// Config describes a data plane.
+type Config struct {
+	Reactors int // data-path threads; 0 means one per CPU
+	PoolSize int // bytes of I/O buffers per reactor; 0 means 16 MiB
+	Build    string
+	Log      *logrus.Entry
+	Exit     func() // asked for by the control plane
+}
+
+// DefaultPoolSize is the memory for I/O buffers of one reactor, bytes: 32 requests of the largest size.
+const DefaultPoolSize = 16 << 20
+
+// Plane is the data plane: reactors, the sessions and the devices on them. It answers the control plane as an ipc handler.
+type Plane struct {
+	log      *logrus.Entry
+	config   Config
+	reactors []*Reactor
+	ctx      context.Context
+	cancel   context.CancelFunc
+
+	mu      sync.Mutex
+	groups  map[string]*group
+	pending map[string]bool // groups that log in or out right now
+	devices map[int]*device
+	notify  func(event string, body any)
+}
+
+// New starts the reactors.
+func New(c Config) (*Plane, error) {
+	if c.Reactors <= 0 {
+		c.Reactors = runtime.NumCPU()
+	}
+	if c.PoolSize <= 0 {
+		c.PoolSize = DefaultPoolSize
+	}
+	p := &Plane{
+		log: c.Log, config: c,
+		groups:  make(map[string]*group),
+		pending: make(map[string]bool),
+		devices: make(map[int]*device),
+		notify:  func(string, any) {},
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	// The reactors sleep in system calls and must find a processor when they wake; the control goroutines need some beside them.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), c.Reactors+2))
+	for i := range c.Reactors {
+		r, err := newReactor(i, c.PoolSize)
+		if err != nil {
+			p.Close()
+			return nil, err
+		}
+		p.reactors = append(p.reactors, r)
+	}
+	return p, nil
+}
+
+// SetNotify names where events go.
+func (p *Plane) SetNotify(f func(event string, body any)) {
+	p.mu.Lock()
+	p.notify = f
+	p.mu.Unlock()
+}
+
+// Close ends everything: devices are let go of, sessions are logged out, reactors stop.
+func (p *Plane) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	p.mu.Lock()
+	devices, groups := p.devices, p.groups
+	p.devices, p.groups = map[int]*device{}, map[string]*group{}
+	p.mu.Unlock()
+	for _, d := range devices {
+		d.close()
+	}
+	for _, g := range groups {
+		g.end(ctx)
+	}
+	p.cancel()
+	for _, r := range p.reactors {
+		r.Stop()
+	}
+}
+
+// Idle reports whether nothing is served and nobody is logged in.
+func (p *Plane) Idle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.groups) == 0 && len(p.devices) == 0 && len(p.pending) == 0
+}
+
+// Handle answers one request of the control plane.
+func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage) (any, error) {
+	switch method {
+	case ipc.MethodHello:
+		return p.hello(), nil
+	case ipc.MethodLogin:
+		return handle(body, func(r ipc.LoginRequest) (any, error) { return p.login(ctx, r) })
+	case ipc.MethodLogout:
+		return handle(body, func(r ipc.LogoutRequest) (any, error) { return ipc.Empty{}, p.logout(ctx, r.Group) })
+	case ipc.MethodAttach:
+		return handle(body, func(r ipc.AttachRequest) (any, error) { return ipc.Empty{}, classify(p.attach(ctx, r)) })
+	case ipc.MethodDetach:
+		return handle(body, func(r ipc.DetachRequest) (any, error) { return ipc.Empty{}, classify(p.detach(ctx, r.UblkID)) })
+	case ipc.MethodState:
+		return p.state(), nil
+	case ipc.MethodShutdown:
+		return handle(body, func(r ipc.ShutdownRequest) (any, error) {
+			if r.OnlyIfIdle && !p.Idle() {
+				return nil, &ipc.Error{Code: codeBusy, Text: "sessions or devices are in use"}
+			}
+			p.config.Exit()
+			return ipc.Empty{}, nil
+		})
+	}
+	return nil, &ipc.Error{Code: codeInvalid, Text: fmt.Sprintf("method %q is unknown to this data plane (version %d)", method, ipc.Version)}
+}
+
+func handle[T any](body json.RawMessage, f func(T) (any, error)) (any, error) {
+	var request T
+	if err := json.Unmarshal(body, &request); err != nil {
+		return nil, &ipc.Error{Code: codeInvalid, Text: "request: " + err.Error()}
+	}
+	return f(request)
+}
+
+func (p *Plane) hello() ipc.HelloReply {
+	h := ipc.HelloReply{Version: ipc.Version, Build: p.config.Build, PID: os.Getpid(), Reactors: len(p.reactors)}
+	if devices, err := rdma.Devices(); err == nil {
+		for _, d := range devices {
+			h.RDMA = append(h.RDMA, d.Name)
+		}
+	}
+	return h
+}
+
+// login makes a session group. Of two requests for the same group at once, the second is refused.
+func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (*ipc.Group, error) {
+	p.mu.Lock()
+	if p.groups[r.Group] != nil || p.pending[r.Group] {
+		p.mu.Unlock()
+		return nil, &ipc.Error{Code: codeAlreadyLoggedIn, Text: fmt.Sprintf("target %s at %s is already logged in", r.Target, r.Portal)}
+	}
+	p.pending[r.Group] = true
+	p.mu.Unlock()
+	if r.Timeout <= 0 {
+		r.Timeout = 30 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	g, err := p.newGroup(ctx, r)
+	p.mu.Lock()
+	delete(p.pending, r.Group)
+	if err == nil {
+		p.groups[r.Group] = g
+	}
+	p.mu.Unlock()
+	if err != nil {
+		return nil, classify(fmt.Errorf("login %s at %s: %w", r.Target, r.Portal, err))
+	}
+	p.log.WithField("target", r.Target).WithField("portal", r.Portal).WithField("transport", g.transport).
+		Infof("logged in, %d sessions, %d logical units", len(g.paths), len(g.units))
+	return g.snapshot(), nil
+}
+
+// logout ends a session group.
+func (p *Plane) logout(ctx context.Context, id string) error {
+	p.mu.Lock()
+	g := p.groups[id]
+	if g == nil {
+		p.mu.Unlock()
+		return &ipc.Error{Code: codeSessionNotFound, Text: fmt.Sprintf("session group %q does not exist", id)}
+	}
+	g.mu.Lock()
+	devices := g.devices
+	g.mu.Unlock()
+	if devices > 0 {
+		p.mu.Unlock()
+		return &ipc.Error{Code: codeBusy, Text: fmt.Sprintf("%d devices of %s are still attached", devices, g.request.Target)}
+	}
+	delete(p.groups, id)
+	p.pending[id] = true
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	err := g.end(ctx)
+	p.mu.Lock()
+	delete(p.pending, id)
+	p.mu.Unlock()
+	if err != nil {
+		// The sessions are gone on this side. A target that did not agree frees its own when it notices.
+		p.log.WithField("target", g.request.Target).WithError(err).Warn("logged out, but the target did not confirm it")
+	}
+	return nil
+}

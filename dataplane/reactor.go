@@ -1,0 +1,305 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"iserd.org/iserd/internal/mempool"
+	"iserd.org/iserd/internal/uapi"
+	"iserd.org/iserd/internal/uring"
+	"iserd.org/iserd/lu"
+	"iserd.org/iserd/rdma"
+)
+
+// One turn of a reactor, in order:
+//
+//	poll     completion queues -> responses -> results queued as COMMIT
+//	enter    submit what is queued, take what the kernel has
+//	dispatch ring completions  -> new requests, socket data, messages -> commands queued as Send
+//	flush    ring the doorbells once for everything queued
+//	sleep    only when polling found nothing for a while
+//
+// Everything here runs on one locked OS thread; messages (Do) are the only way in from elsewhere.
+
+// spinBudget is how long an idle reactor polls before it sleeps. It adapts between the bounds: a sleep that ends at once was not worth it.
+const (
+	spinMax = 50 * time.Microsecond
+	spinMin = 0
+)
+
+// Reactor is one data-path thread with everything it owns: a ring, the completion queues of the adapters, a buffer pool, queues and
+// sessions.
+type Reactor struct {
+	index  int
+	ring   *uring.Ring
+	pool   *mempool.Pool
+	memory *lu.Memory
+	clock  clock
+
+	flushers []flusher // sessions, in the order they were added
+	cqs      []*rdma.CQ
+	spin     time.Duration
+
+	event struct { // wakes the reactor for messages
+		fd   int
+		slot uring.Slot
+	}
+
+	arrived  atomic.Bool // messages is not empty: looked at in every turn, without the lock
+	mu       sync.Mutex  // guards what follows; held for a few instructions only
+	messages []func()
+	sleeping bool
+	stopped  bool
+
+	batch   []func()
+	stop    bool
+	done    chan struct{}
+	devices map[*rdma.Device]*adapter // used by control goroutines under adapters
+	lock    sync.Mutex                // guards devices
+}
+
+type flusher interface {
+	Flush()
+	Tick(now time.Time)
+}
+
+// ringEntries bound what may be in flight on one ring: one FETCH per tag of every queue, sockets and polls. The completion ring is
+// several times larger, so that it cannot overflow.
+const (
+	ringEntries       = 4096
+	completionEntries = 65536
+	cqEntries         = 16384
+)
+
+// newReactor starts a reactor with poolSize bytes of I/O buffers.
+func newReactor(index, poolSize int) (*Reactor, error) {
+	pool, err := mempool.New(poolSize)
+	if err != nil {
+		return nil, fmt.Errorf("reactor %d: %d MiB of I/O buffers: %w", index, poolSize>>20, err)
+	}
+	r := &Reactor{
+		index:   index,
+		pool:    pool,
+		memory:  lu.NewMemory(pool),
+		spin:    spinMax,
+		done:    make(chan struct{}),
+		devices: make(map[*rdma.Device]*adapter),
+	}
+	started := make(chan error)
+	go r.run(started)
+	if err := <-started; err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("reactor %d: %w", index, err)
+	}
+	return r, nil
+}
+
+// run is the body of the reactor's thread.
+func (r *Reactor) run(started chan<- error) {
+	runtime.LockOSThread() // never unlocked: the kernel ties queues to this thread
+	defer close(r.done)
+	if err := r.open(); err != nil {
+		started <- err
+		return
+	}
+	started <- nil
+	r.loop()
+	r.close()
+}
+
+func (r *Reactor) open() error {
+	_ = unix.Prctl(unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0) // needs CAP_SYS_RESOURCE; without it only reclaim under pressure suffers
+	ring, err := uring.New(uring.Config{SQEntries: ringEntries, CQEntries: completionEntries})
+	if err != nil {
+		return err
+	}
+	r.ring = ring
+	if r.event.fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		ring.Close()
+		return fmt.Errorf("eventfd: %w", err)
+	}
+	r.event.slot = ring.Attach(wakeup{r})
+	r.armEvent()
+	return nil
+}
+
+func (r *Reactor) close() {
+	r.ring.Close()
+	unix.Close(r.event.fd)
+}
+
+// wakeup receives the completions of the poll on the message eventfd.
+type wakeup struct{ r *Reactor }
+
+func (w wakeup) Complete(_ uint32, res int32, flags uint32) {
+	var b [8]byte
+	unix.Read(w.r.event.fd, b[:])
+	_ = binary.NativeEndian.Uint64(b[:])
+	if flags&uapi.IORING_CQE_F_MORE == 0 {
+		w.r.armEvent()
+	}
+}
+
+func (r *Reactor) armEvent() {
+	sqe := r.ring.SQE()
+	sqe.PrepPollMultishot(r.event.fd, unix.POLLIN)
+	sqe.UserData = r.event.slot.Key(0)
+}
+
+// Do runs f on the reactor, soon. It never blocks. After Stop it does nothing.
+func (r *Reactor) Do(f func()) {
+	r.mu.Lock()
+	if r.stopped {
+		r.mu.Unlock()
+		return
+	}
+	r.messages = append(r.messages, f)
+	r.arrived.Store(true)
+	wake := r.sleeping
+	r.sleeping = false
+	r.mu.Unlock()
+	if wake {
+		var b [8]byte
+		binary.NativeEndian.PutUint64(b[:], 1)
+		unix.Write(r.event.fd, b[:])
+	}
+}
+
+// Call runs f on the reactor and waits for it.
+func (r *Reactor) Call(f func()) {
+	done := make(chan struct{})
+	r.Do(func() {
+		defer close(done)
+		f()
+	})
+	select {
+	case <-done:
+	case <-r.done:
+	}
+}
+
+// Stop ends the reactor. Its queues and sessions must be gone.
+func (r *Reactor) Stop() {
+	r.Do(func() { r.stop = true })
+	<-r.done
+	r.mu.Lock()
+	r.stopped, r.messages = true, nil
+	r.mu.Unlock()
+	r.lock.Lock()
+	for dev, a := range r.devices {
+		a.close()
+		delete(r.devices, dev)
+	}
+	r.lock.Unlock()
+	r.pool.Close()
+}
+
+// takeMessages runs what others have sent.
+func (r *Reactor) takeMessages() int {
+	if !r.arrived.Load() {
+		return 0
+	}
+	r.mu.Lock()
+	r.batch, r.messages = r.messages, r.batch[:0]
+	r.arrived.Store(false)
+	r.mu.Unlock()
+	for i, f := range r.batch {
+		r.batch[i] = nil
+		f()
+	}
+	return len(r.batch)
+}
+
+// loop is the turn, for ever.
+func (r *Reactor) loop() {
+	idle := time.Time{}
+	lastTick := time.Now()
+	for !r.stop {
+		work := 0
+		for _, cq := range r.cqs {
+			n, err := cq.Poll()
+			if err != nil {
+				panic(fmt.Sprintf("reactor %d: poll completion queue: %v", r.index, err)) // a bug or dead hardware: recovery takes over
+			}
+			work += n
+		}
+		if r.ring.NeedEnter() {
+			r.enter(false, 0)
+		}
+		work += r.ring.Dispatch()
+		work += r.takeMessages()
+		for _, f := range r.flushers {
+			f.Flush()
+		}
+		for _, cq := range r.cqs {
+			cq.Flush()
+		}
+		if work > 0 {
+			idle = time.Time{}
+			continue
+		}
+		now := time.Now()
+		if now.Sub(lastTick) >= tick {
+			lastTick = now
+			r.clock.advance(now)
+			for _, f := range r.flushers {
+				f.Tick(now)
+			}
+		}
+		if idle.IsZero() {
+			idle = now
+		}
+		if now.Sub(idle) < r.spin {
+			continue
+		}
+		r.sleep(now)
+		idle = time.Time{}
+	}
+}
+
+// tick is how often timers and pings are looked at while nothing else happens.
+const tick = 50 * time.Millisecond
+
+// sleep waits for the ring. Whatever could have come between the last poll and the wait is looked for once more after every source is armed.
+func (r *Reactor) sleep(now time.Time) {
+	r.mu.Lock()
+	if len(r.messages) > 0 {
+		r.mu.Unlock()
+		return
+	}
+	r.sleeping = true
+	r.mu.Unlock()
+	for _, cq := range r.cqs {
+		cq.Arm()
+	}
+	for _, cq := range r.cqs {
+		if n, _ := cq.Poll(); n > 0 {
+			r.awake()
+			return
+		}
+	}
+	if r.ring.Ready() {
+		r.awake()
+		return
+	}
+	r.enter(true, r.clock.until(now, len(r.flushers) > 0))
+	r.awake()
+}
+
+func (r *Reactor) awake() {
+	r.mu.Lock()
+	r.sleeping = false
+	r.mu.Unlock()
+}
+
+func (r *Reactor) enter(wait bool, timeout time.Duration) {
+	if err := r.ring.Enter(wait, timeout); err != nil {
+		panic(fmt.Sprintf("reactor %d: io_uring_enter: %v", r.index, err))
+	}
+}

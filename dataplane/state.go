@@ -1,0 +1,100 @@
+package dataplane
+
+import (
+	"os"
+	"sort"
+
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/lu"
+	"iserd.org/iserd/rdma"
+)
+
+// state tells everything that a control plane needs in order to take over.
+func (p *Plane) state() ipc.State {
+	p.mu.Lock()
+	groups := make([]*group, 0, len(p.groups))
+	for _, g := range p.groups {
+		groups = append(groups, g)
+	}
+	devices := make([]*device, 0, len(p.devices))
+	for _, d := range p.devices {
+		devices = append(devices, d)
+	}
+	p.mu.Unlock()
+	sort.Slice(groups, func(i, j int) bool { return groups[i].request.Group < groups[j].request.Group })
+	sort.Slice(devices, func(i, j int) bool { return devices[i].id < devices[j].id })
+
+	s := ipc.State{Groups: []ipc.Group{}, Devices: []ipc.Device{}}
+	for _, g := range groups {
+		s.Groups = append(s.Groups, *g.snapshot())
+	}
+	for _, d := range devices {
+		s.Devices = append(s.Devices, d.snapshot())
+	}
+	s.Objects = p.objects()
+	return s
+}
+
+// objects counts what the process holds of the system.
+func (p *Plane) objects() ipc.Objects {
+	live := rdma.Live()
+	o := ipc.Objects{Connections: live.Conns, QPs: live.QPs, CQs: live.CQs, MRs: live.MRs}
+	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
+		o.Descriptors = len(entries) - 1 // the directory itself
+	}
+	for _, r := range p.reactors {
+		r.Call(func() {
+			o.PoolBytes += len(r.pool.Region().Mem)
+			o.PoolBytesUsed += r.pool.InUse()
+		})
+	}
+	return o
+}
+
+// snapshot tells what the group is.
+func (g *group) snapshot() *ipc.Group {
+	g.mu.Lock()
+	s := &ipc.Group{
+		ID: g.request.Group, Target: g.request.Target, Portal: g.request.Portal, TPGT: g.tpgt,
+		Transport: g.transport, TransportReason: g.reason, State: g.state, Since: g.since,
+		InitiatorName: g.request.InitiatorName, Sessions: []ipc.Session{}, Units: []ipc.Unit{},
+	}
+	if g.err != nil {
+		s.Error = &ipc.Error{Code: codeOf(g.err), Text: g.err.Error()}
+	}
+	for _, p := range g.paths {
+		s.Sessions = append(s.Sessions, p.info)
+	}
+	g.mu.Unlock()
+	for i, p := range g.paths {
+		p.reactor.Call(func() {
+			if p.session != nil {
+				s.Sessions[i].Outstanding = p.session.InFlight()
+				s.Sessions[i].WindowWaits = p.session.WindowWaits()
+			}
+		})
+	}
+	for _, u := range g.units {
+		s.Units = append(s.Units, unitMessage(u))
+	}
+	return s
+}
+
+// unitMessage is the unit as the control plane sees it.
+func unitMessage(u *lu.Unit) ipc.Unit {
+	return ipc.Unit{
+		LUN: uint64(u.LUN), Number: uint16(u.LUN.Number()), Usable: u.Usable, Reason: u.Reason, DeviceType: u.DeviceType,
+		Vendor: u.Vendor, Product: u.Product, Revision: u.Revision, Serial: u.Serial, WWID: u.WWID,
+		Blocks: u.Blocks, LogicalBlockSize: u.LogicalBlockSize, PhysicalBlockSize: u.PhysicalBlockSize,
+		AlignmentOffset: u.AlignmentOffset, OptimalIOSize: u.OptimalIOSize, MaxTransfer: uint32(u.MaxTransfer),
+		ReadOnly: u.ReadOnly, WriteCache: u.WriteCache, FUA: u.FUA, Rotational: u.Rotational,
+	}
+}
+
+// notifyGroup tells the control plane about a group.
+func (p *Plane) notifyGroup(g *group) {
+	p.mu.Lock()
+	notify := p.notify
+	p.mu.Unlock()
+	notify(ipc.EventGroup, g.snapshot())
+}

@@ -1,0 +1,151 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/uapi"
+	"iserd.org/iserd/internal/uring"
+	"iserd.org/iserd/iscsi"
+	"iserd.org/iserd/iscsi/login"
+	"iserd.org/iserd/iscsitcp"
+	"iserd.org/iserd/iser"
+	"iserd.org/iserd/rdma"
+)
+
+// port is a connection on its way through the login, of either transport.
+type port interface {
+	iscsi.Port
+	// configure tells the login what the transport offers.
+	configure(c *login.Config)
+	// attach makes the connection a Datamover of the reactor, and runs on it.
+	attach(r *Reactor) (iscsi.Datamover, error)
+	// device is the RDMA device, if any.
+	device() string
+}
+
+// open connects to a portal for a session on r.
+func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal string) (port, error) {
+	if t == ipc.TransportISER {
+		var a *adapter
+		port, err := iser.Dial(ctx, portal, func(dev *rdma.Device) (iser.Config, error) {
+			var err error
+			if a, err = r.adapter(dev); err != nil {
+				return iser.Config{}, err
+			}
+			return iser.Config{Owner: r, CQ: a.cq, Domain: a.domain, Pool: r.pool}, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		return rdmaPort{port, a}, nil
+	}
+	port, err := iscsitcp.Dial(ctx, portal)
+	if err != nil {
+		return nil, err
+	}
+	return tcpPort{port}, nil
+}
+
+type rdmaPort struct {
+	*iser.Port
+	a *adapter
+}
+
+func (p rdmaPort) configure(c *login.Config) {
+	keys := login.DefaultKeys(login.ISER, login.Normal)
+	keys.InitiatorRecvDataSegmentLength = iser.InitiatorRecvDataSegmentLength
+	keys.TargetRecvDataSegmentLength = iser.TargetRecvDataSegmentLength
+	c.Transport, c.Keys = login.ISER, &keys
+}
+
+func (p rdmaPort) attach(*Reactor) (iscsi.Datamover, error) { return p.Conn(), nil }
+
+func (p rdmaPort) device() string { return p.a.domain.Device.Name() }
+
+type tcpPort struct{ *iscsitcp.Port }
+
+func (p tcpPort) configure(c *login.Config) {
+	keys := login.DefaultKeys(login.TCP, login.Normal)
+	keys.MaxRecvDataSegmentLength = iscsitcp.MaxRecvDataSegmentLength
+	c.Transport, c.Keys = login.TCP, &keys
+}
+
+func (p tcpPort) attach(r *Reactor) (iscsi.Datamover, error) {
+	return p.Attach(r.ring, iscsitcp.Config{Outstanding: iser.Outstanding})
+}
+
+func (p tcpPort) device() string { return "" }
+
+// adapter returns what the reactor needs of an RDMA device, made the first time it is asked for: a completion queue, and the registration of
+// its buffer pool. They stay until the reactor ends, so that a login costs no registration.
+func (r *Reactor) adapter(dev *rdma.Device) (*adapter, error) {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	if a := r.devices[dev]; a != nil {
+		return a, nil
+	}
+	domain, err := iser.NewDomain(dev, r.pool.Region())
+	if err != nil {
+		return nil, err
+	}
+	cq, err := dev.NewCQ(cqEntries)
+	if err != nil {
+		domain.Close()
+		return nil, fmt.Errorf("completion queue on %s: %w", dev.Name(), err)
+	}
+	a := &adapter{cq: cq, domain: domain, reactor: r}
+	r.Call(func() {
+		a.slot = r.ring.Attach(a)
+		a.arm()
+		r.cqs = append(r.cqs, cq)
+	})
+	r.devices[dev] = a
+	return a, nil
+}
+
+// adapter is what a reactor needs of one RDMA device.
+type adapter struct {
+	cq      *rdma.CQ
+	domain  *iser.Domain
+	reactor *Reactor
+	slot    uring.Slot
+}
+
+// arm lets an event of the completion channel wake the ring.
+func (a *adapter) arm() {
+	sqe := a.reactor.ring.SQE()
+	sqe.PrepPollMultishot(a.cq.FD(), unix.POLLIN)
+	sqe.UserData = a.slot.Key(0)
+}
+
+// Complete takes a wake-up of the completion channel. What it announces is found by the poll of the next turn.
+func (a *adapter) Complete(_ uint32, res int32, flags uint32) {
+	a.cq.DrainEvents()
+	if flags&uapi.IORING_CQE_F_MORE == 0 && res >= 0 {
+		a.arm()
+	}
+}
+
+// close frees the adapter's part. The reactor has ended.
+func (a *adapter) close() {
+	a.cq.Close()
+	a.domain.Close()
+}
+
+// addFlusher lets a session take part in the turns.
+func (r *Reactor) addFlusher(f flusher) { r.flushers = append(r.flushers, f) }
+
+// removeFlusher ends that.
+func (r *Reactor) removeFlusher(f flusher) {
+	for i, g := range r.flushers {
+		if g == f {
+			// A new slice: the loop may be walking over the old one.
+			r.flushers = append(append([]flusher(nil), r.flushers[:i]...), r.flushers[i+1:]...)
+			return
+		}
+	}
+}

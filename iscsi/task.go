@@ -1,0 +1,71 @@
+package iscsi
+
+import "iserd.org/iserd/scsi"
+
+// Direction tells which way a task's data goes, seen from the initiator as SCSI does.
+type Direction uint8
+
+// The directions.
+const (
+	NoData Direction = iota // the command has no data
+	Read                    // target to initiator; over iSER the target issues RDMA Write
+	Write                   // initiator to target; over iSER the target issues RDMA Read
+)
+
+// Outcome tells how a task ended.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Responded    Outcome = iota // the target answered: Status, Sense and the residual are valid
+	TargetFailed                // the target answered with a response code other than "completed at target": Response says which
+	Lost                        // the connection ended first; the target may or may not have carried the command out
+	NotSent                     // the session was already down; the target has not seen the command
+)
+
+// MaxSense is how many bytes of sense data a task keeps (SPC-4 section 4.5 allows 252; the fields in use end far before).
+const MaxSense = 96
+
+// A Task is one SCSI command on its way: the memory of a request that lives as long as its tag does.
+//
+// The layer above fills the first block and hands it to [Session.Submit]; from then until TaskDone the task and its Data belong to the
+// session. The second block is valid in TaskDone.
+type Task struct {
+	LUN       scsi.LUN
+	CDB       [16]byte
+	Direction Direction
+	Data      []byte      // the command's data, in a region that the transport has registered; len is the expected transfer length
+	Region    int         // ID of the mempool region that holds Data
+	Handler   TaskHandler // called once when the task has ended
+
+	Outcome  Outcome
+	Response uint8       // RFC 7143 section 11.4.3
+	Status   scsi.Status // valid if Outcome is Responded
+	Overflow bool        // Residual counts bytes that did not fit (O bit)
+	Residual uint32      // bytes that were not moved (U bit), or did not fit
+	SenseLen int
+	Sense    [MaxSense]byte
+
+	// Mover is for the Datamover.
+	Mover MoverState
+
+	itt    uint32
+	cmdSN  uint32
+	active bool
+	next   *Task // in Session.waiting
+}
+
+// MoverState is what a Datamover keeps with a task.
+type MoverState struct {
+	Done     uint32 // bytes that arrived in order (Data-In) or were sent (Data-Out)
+	Expected uint32 // next DataSN or R2TSN
+	Pending  uint32 // PDUs of the task that still wait in a send queue
+}
+
+// A TaskHandler is told about the end of its tasks, on the session's owner. It may submit again at once.
+type TaskHandler interface {
+	TaskDone(t *Task)
+}
+
+// ITT is the Initiator Task Tag that the task has while it is outstanding.
+func (t *Task) ITT() uint32 { return t.itt }

@@ -1,0 +1,25 @@
+// Package iser is the Datamover over RDMA: iSCSI Extensions for RDMA (RFC 7145).
+//
+// It stands between package iscsi, whose [iserd.org/iserd/iscsi.Datamover] it implements, and package rdma. A SCSI Command becomes one
+// Send: the iSER header with the STag and base offset of the task's memory, then the BHS. The target moves the data itself, by RDMA
+// Write for a SCSI Read and by RDMA Read for a SCSI Write, and answers with one Send. R2T, Data-In and Data-Out never appear.
+//
+// # Memory
+//
+// Task data lies in regions that a [Domain] registered once; nothing is registered per command, and the STag (the rkey) of a region is
+// valid as long as the region is registered. Sends and receives use one buffer of the reactor's pool per connection, carved into
+// slots:
+//
+//	+-------------------+------------------------+--------------------------+
+//	| login send 76+8192| login receive 76+8192  | send slots x 128 ...     | receive slots x 640 ...
+//	+-------------------+------------------------+--------------------------+
+//
+// A slot belongs to the adapter from the post to the completion (receives) or to the answer of the target (sends: once it has
+// answered, the Send has been delivered and a retransmission would be recognised as a duplicate by its sequence number).
+//
+// # What the three targets in the field agree on
+//
+// ImmediateData=No and InitialR2T=Yes, so that the advertised base offset is the start of the buffer: they disagree about it
+// otherwise. No Send with Invalidate (plain registered memory cannot be invalidated remotely). No Hello: login starts with the first
+// PDU. At most 128 PDUs may wait for the target, because isert posts that many receives.
+package iser

@@ -1,0 +1,57 @@
+package iser
+
+import (
+	"fmt"
+
+	"iserd.org/iserd/internal/mempool"
+	"iserd.org/iserd/rdma"
+)
+
+// A Domain is the memory that one adapter may reach on behalf of one reactor: the regions that were registered, by region ID.
+//
+// It is made on a control goroutine, then only read by its reactor. Close after every connection that uses it has gone.
+type Domain struct {
+	Device *rdma.Device
+	mrs    []*rdma.MR // by mempool.Region.ID; nil where a region is not registered here
+}
+
+// NewDomain registers regions with dev for the adapter's own use and for the target's RDMA Read and Write. This is the only registration
+// of memory there is: an I/O only names it.
+func NewDomain(dev *rdma.Device, regions ...*mempool.Region) (*Domain, error) {
+	d := &Domain{Device: dev}
+	for _, r := range regions {
+		mr, err := dev.Register(r.Mem, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
+		if err != nil {
+			d.Close()
+			return nil, fmt.Errorf("register %d MiB with %s: %w", len(r.Mem)>>20, dev.Name(), err)
+		}
+		for len(d.mrs) <= r.ID {
+			d.mrs = append(d.mrs, nil)
+		}
+		d.mrs[r.ID] = mr
+	}
+	return d, nil
+}
+
+// mr finds the registration of a region; nil if there is none.
+func (d *Domain) mr(region int) *rdma.MR {
+	if region < 0 || region >= len(d.mrs) {
+		return nil
+	}
+	return d.mrs[region]
+}
+
+// Close lets go of the registrations.
+func (d *Domain) Close() error {
+	var first error
+	for i, mr := range d.mrs {
+		if mr == nil {
+			continue
+		}
+		if err := mr.Close(); err != nil && first == nil {
+			first = err
+		}
+		d.mrs[i] = nil
+	}
+	return first
+}

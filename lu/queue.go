@@ -1,0 +1,221 @@
+package lu
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"iserd.org/iserd/internal/mempool"
+	"iserd.org/iserd/iscsi"
+	"iserd.org/iserd/scsi"
+	"iserd.org/iserd/ublk"
+)
+
+// The way of a request, in the order of this file: Submit takes it from the kernel, start fills the command and sends it, TaskDone takes the
+// target's answer, finish hands the result to the kernel. Everything runs on the reactor that owns the queue; the slow cases (retry,
+// sense data, lost session) are in their own functions.
+
+// A Path carries the tasks of a queue to the target: the reactor's own session, as long as there is one.
+type Path interface {
+	// Submit sends a task; its TaskDone follows.
+	Submit(t *iscsi.Task)
+
+	// Hold keeps a task that a lost session has handed back until there is a session again, and then sends it. It returns false when
+	// there will be none: the task is to fail.
+	Hold(t *iscsi.Task) bool
+}
+
+// A Clock wakes a request after a while, on the reactor.
+type Clock interface {
+	After(d time.Duration, w Waker, token uint32)
+}
+
+// A Waker is woken by a Clock.
+type Waker interface {
+	Wake(token uint32)
+}
+
+// Counters count what a queue has done.
+type Counters struct {
+	Reads, Writes, Flushes uint64
+	ReadBytes, WriteBytes  uint64
+	Errors, Retries        uint64
+	InFlight               int
+}
+
+// Config describes a queue.
+type Config struct {
+	Unit   *Unit
+	Depth  int
+	Path   Path
+	Memory *Memory
+	Clock  Clock
+}
+
+// Queue turns the requests of one ublk queue into SCSI commands. It implements [ublk.Handler].
+type Queue struct {
+	unit     *Unit
+	path     Path
+	memory   *Memory
+	clock    Clock
+	shift    uint // log2 of sectors per logical block
+	long     bool // the unit needs 16-byte commands
+	requests []request
+	counters Counters
+}
+
+// blockRequest is what a queue needs of a [ublk.Request].
+type blockRequest interface {
+	Op() ublk.Op
+	Flags() ublk.Flags
+	Tag() uint16
+	Sector() ublk.Sector
+	Len() int
+	CopyIn(dst []byte, off int) error
+	CopyOut(src []byte, off int) error
+	Complete(res int32)
+}
+
+// request is what a tag needs, made once.
+type request struct {
+	task   iscsi.Task
+	queue  *Queue
+	kernel blockRequest
+	buffer mempool.Buffer
+	holds  bool
+	length int // bytes of data
+
+	immediate, delayed int      // how often it was sent again
+	next               *request // in Memory.waiting
+}
+
+// NewQueue makes the queue's requests, one for each tag.
+func NewQueue(c Config) *Queue {
+	q := &Queue{
+		unit:     c.Unit,
+		path:     c.Path,
+		memory:   c.Memory,
+		clock:    c.Clock,
+		requests: make([]request, c.Depth),
+		long:     c.Unit.Blocks > 1<<32,
+	}
+	for s := c.Unit.LogicalBlockSize / ublk.SectorSize; s > 1; s >>= 1 {
+		q.shift++
+	}
+	for i := range q.requests {
+		q.requests[i].queue = q
+		q.requests[i].task.Handler = &q.requests[i]
+	}
+	return q
+}
+
+// Counters returns what the queue has done so far.
+func (q *Queue) Counters() Counters { return q.counters }
+
+// Submit takes a request from the kernel.
+func (q *Queue) Submit(k *ublk.Request) { q.submit(k) }
+
+func (q *Queue) submit(k blockRequest) {
+	r := &q.requests[k.Tag()]
+	r.kernel, r.immediate, r.delayed = k, 0, 0
+	q.counters.InFlight++
+	switch k.Op() {
+	case ublk.OpRead, ublk.OpWrite:
+		r.length = k.Len()
+		if r.length <= 0 || r.length > q.unit.MaxTransfer {
+			q.finish(r, -int32(unix.EINVAL))
+			return
+		}
+		if q.memory.get(r, r.length) {
+			q.start(r)
+		}
+	case ublk.OpFlush:
+		r.length = 0
+		q.start(r)
+	default:
+		q.finish(r, -int32(unix.EOPNOTSUPP))
+	}
+}
+
+// start fills the command of a request that has its buffer, and sends it.
+func (q *Queue) start(r *request) {
+	t := &r.task
+	t.LUN = q.unit.LUN
+	t.Data, t.Region = nil, 0
+	lba := scsi.LBA(uint64(r.kernel.Sector()) >> q.shift)
+	blocks := uint32(r.length) / uint32(q.unit.LogicalBlockSize)
+	switch r.kernel.Op() {
+	case ublk.OpRead:
+		t.Direction = iscsi.Read
+		t.Data, t.Region = r.buffer.Bytes()[:r.length], r.buffer.Region().ID
+		if q.long {
+			scsi.Read16(&t.CDB, lba, scsi.Blocks(blocks), false)
+		} else {
+			scsi.Read10(&t.CDB, lba, scsi.Blocks(blocks), false)
+		}
+	case ublk.OpWrite:
+		t.Direction = iscsi.Write
+		t.Data, t.Region = r.buffer.Bytes()[:r.length], r.buffer.Region().ID
+		if err := r.kernel.CopyIn(t.Data, 0); err != nil {
+			q.finish(r, -int32(unix.EIO))
+			return
+		}
+		fua := r.kernel.Flags()&ublk.FlagFUA != 0
+		if q.long {
+			scsi.Write16(&t.CDB, lba, scsi.Blocks(blocks), fua)
+		} else {
+			scsi.Write10(&t.CDB, lba, scsi.Blocks(blocks), fua)
+		}
+	case ublk.OpFlush:
+		t.Direction = iscsi.NoData
+		if q.long {
+			scsi.SynchronizeCache16(&t.CDB, 0, 0)
+		} else {
+			scsi.SynchronizeCache10(&t.CDB, 0, 0)
+		}
+	}
+	q.path.Submit(t)
+}
+
+// TaskDone takes the end of a request's command.
+func (r *request) TaskDone(t *iscsi.Task) {
+	q := r.queue
+	if t.Outcome != iscsi.Responded || t.Status != scsi.StatusGood || t.Residual != 0 {
+		q.exception(r)
+		return
+	}
+	q.good(r)
+}
+
+// good finishes a request whose command moved every byte.
+func (q *Queue) good(r *request) {
+	switch r.kernel.Op() {
+	case ublk.OpRead:
+		if err := r.kernel.CopyOut(r.task.Data, 0); err != nil {
+			q.finish(r, -int32(unix.EIO))
+			return
+		}
+		q.counters.Reads++
+		q.counters.ReadBytes += uint64(r.length)
+	case ublk.OpWrite:
+		q.counters.Writes++
+		q.counters.WriteBytes += uint64(r.length)
+	case ublk.OpFlush:
+		q.counters.Flushes++
+	}
+	q.finish(r, int32(r.length))
+}
+
+// finish hands the result of a request to the kernel: bytes, or -errno.
+func (q *Queue) finish(r *request, result int32) {
+	if result < 0 {
+		q.counters.Errors++
+	}
+	q.counters.InFlight--
+	k := r.kernel
+	r.kernel = nil
+	r.task.Data = nil
+	k.Complete(result)
+	// The buffer goes last: its return may start another request.
+	q.memory.put(r)
+}

@@ -1,0 +1,75 @@
+package lu
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"iserd.org/iserd/iscsi"
+	"iserd.org/iserd/scsi"
+)
+
+// How often and how long a request is sent again because the unit asked for it. BUSY and TASK SET FULL may last while an array fails over; a
+// unit attention or an aborted command that comes back again and again is an error.
+const (
+	maxImmediate = 8
+	maxDelayed   = 200
+	retryDelay   = 150 * time.Millisecond
+)
+
+// exception decides about a command that did not simply succeed: lost with its session, refused, or short.
+func (q *Queue) exception(r *request) {
+	t := &r.task
+	switch t.Outcome {
+	case iscsi.Lost, iscsi.NotSent:
+		if q.path.Hold(t) {
+			q.counters.Retries++
+			return
+		}
+		q.finish(r, -int32(unix.ENOLINK))
+		return
+	case iscsi.TargetFailed:
+		q.again(r, scsi.Action{Kind: scsi.RetryNow, Errno: unix.EREMOTEIO})
+		return
+	}
+	if t.Status == scsi.StatusGood {
+		// GOOD with a residual: not every byte moved. The data that is there may be right, but which part the target left out is a matter of
+		// trust; the whole command is sent again, a few times.
+		q.again(r, scsi.Action{Kind: scsi.RetryNow, Errno: unix.EIO})
+		return
+	}
+	var sense *scsi.Sense
+	if s, err := scsi.ParseSense(t.Sense[:t.SenseLen]); err == nil {
+		sense = &s
+	}
+	action := scsi.Classify(t.Status, sense)
+	if action.Kind == scsi.Done {
+		if t.Residual == 0 {
+			q.good(r)
+			return
+		}
+		action = scsi.Action{Kind: scsi.RetryNow, Errno: unix.EIO}
+	}
+	q.again(r, action)
+}
+
+// again sends a request once more, now or later, or gives it up.
+func (q *Queue) again(r *request, a scsi.Action) {
+	switch {
+	case a.Kind == scsi.RetryNow && r.immediate < maxImmediate:
+		r.immediate++
+		q.counters.Retries++
+		q.path.Submit(&r.task)
+	case a.Kind == scsi.RetryDelay && r.delayed < maxDelayed:
+		r.delayed++
+		q.counters.Retries++
+		q.clock.After(retryDelay, q, uint32(r.kernel.Tag()))
+	default:
+		q.finish(r, -int32(a.Errno))
+	}
+}
+
+// Wake sends the request of a tag again after a pause. It implements [Waker].
+func (q *Queue) Wake(token uint32) {
+	q.path.Submit(&q.requests[token].task)
+}
