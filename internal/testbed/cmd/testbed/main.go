@@ -1,6 +1,7 @@
 // Command testbed is the test guest for a person at a keyboard.
 //
 //	go run ./internal/testbed/cmd/testbed deps             install the tools that building and testing take
+//	go run ./internal/testbed/cmd/testbed tgt              put tgtd into the cache, a target for tests on the host
 //	go run ./internal/testbed/cmd/testbed prepare          that, and fill the cache with kernel and image
 //	go run ./internal/testbed/cmd/testbed shell            a shell in a fresh guest, with the project's programs in PATH
 //	go run ./internal/testbed/cmd/testbed run CMD [ARG]... one command there; its exit status is this program's
@@ -44,13 +45,15 @@ func run(ctx context.Context) (int, error) {
 	bare := flag.Bool("bare", false, "do not build the project's programs into the guest")
 	limit := flag.Duration("timeout", 10*time.Minute, "end the command of run after this time")
 	flag.Usage = func() {
-		fmt.Fprintf(os.Stderr, "usage: testbed [flags] deps | prepare | shell | run CMD [ARG]...\n")
+		fmt.Fprintf(os.Stderr, "usage: testbed [flags] deps | tgt | prepare | shell | run CMD [ARG]...\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
 	switch flag.Arg(0) {
 	case "deps":
 		return 0, testbed.InstallTools(ctx, os.Stderr)
+	case "tgt":
+		return 0, testbed.FetchTGT(ctx, os.Stderr)
 	case "prepare", "shell", "run":
 	default:
 		flag.Usage()
