@@ -41,6 +41,12 @@ func (c *Conn) Close() {
 	c.nc.Close()
 }
 
+// CloseWrite ends the connection in order, after what was written; the target goes on reading.
+func (c *Conn) CloseWrite() { c.nc.(*net.TCPConn).CloseWrite() }
+
+// SetReadBuffer sets the size of the socket's receive buffer, bytes.
+func (c *Conn) SetReadBuffer(n int) { c.nc.(*net.TCPConn).SetReadBuffer(n) }
+
 // FullFeature reports whether the connection has left login.
 func (c *Conn) FullFeature() bool {
 	c.mu.Lock()
@@ -54,14 +60,17 @@ func (c *Conn) Discovery() bool { return c.discovery }
 // Write sends a PDU as it is, past the hooks. StatSN, ExpCmdSN and MaxCmdSN are the caller's ([Conn.Numbers] fills in what is right).
 func (c *Conn) Write(p *PDU) error {
 	c.target.record(c, true, p)
+	return c.WriteBytes(c.Encode(p))
+}
+
+// Encode returns the bytes of a PDU as they would go over this connection now, digests included.
+func (c *Conn) Encode(p *PDU) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var d digests
-	if c.full {
-		d = c.params.digests
+	if !c.full {
+		return p.encode(digests{})
 	}
-	_, err := c.nc.Write(p.encode(d))
-	return err
+	return p.encode(c.params.digests)
 }
 
 // WriteBytes sends raw bytes.

@@ -146,6 +146,9 @@ func defaultParams() params {
 	}
 }
 
+// first is FirstBurstLength, which may not exceed MaxBurstLength (section 13.14): LIO cuts it.
+func (p *params) first() int { return min(p.firstBurst, p.maxBurst) }
+
 func (p *params) set(key, reply, effective string) {
 	n, _ := strconv.Atoi(effective)
 	switch key {

@@ -49,7 +49,7 @@ func (c *Conn) command(p *PDU) error {
 		c.violation("command %#08x announces unsolicited data, InitialR2T is Yes", t.itt)
 	case len(p.Data) > 0 && !c.params.immediateData:
 		c.violation("command %#08x has immediate data, ImmediateData is No", t.itt)
-	case len(p.Data) > min(c.params.firstBurst, t.edtl):
+	case len(p.Data) > min(c.params.first(), t.edtl):
 		c.violation("command %#08x has %d bytes of immediate data", t.itt, len(p.Data))
 	}
 	if !write || t.edtl == 0 {
@@ -68,7 +68,7 @@ func (c *Conn) command(p *PDU) error {
 	}
 	c.tasks[t.itt] = t
 	if !isFinal {
-		end := min(c.params.firstBurst, t.edtl)
+		end := min(c.params.first(), t.edtl)
 		if t.got >= end {
 			c.violation("command %#08x announces unsolicited data beyond FirstBurstLength", t.itt)
 		}
