@@ -230,7 +230,7 @@ func (c *chap) verify(keys pdu.Keys) error {
 func (c *chap) digest(id byte, secret Secret, challenge []byte) []byte {
 	h := c.chosen.hash()
 	h.Write([]byte{id})
-	h.Write(secret.v.b)
+	h.Write(secret.bytes())
 	h.Write(challenge)
 	return h.Sum(nil)
 }

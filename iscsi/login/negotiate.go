@@ -251,6 +251,8 @@ func (n *negotiation) finish() {
 			*r.flag(&n.keys) = *r.flag(&rfcKeysCopy) && *r.flag(&n.offer)
 		case r.kind == numMin && !r.limit:
 			r.setNumber(&n.keys, min(r.number(&rfcKeysCopy), r.number(&n.offer)))
+		case r.kind == numMax:
+			r.setNumber(&n.keys, max(r.number(&rfcKeysCopy), r.number(&n.offer)))
 		}
 		n.state[i] = defaulted
 	}

@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// Secret holds a CHAP secret and prints as "***" wherever it ends up: in any fmt verb, in JSON, inside a larger value. The bytes sit behind
-// a pointer, so that even a print of an unexported field shows an address and not the secret.
+// Secret holds a CHAP secret and prints as "***" wherever it ends up: in any fmt verb, in JSON, inside a larger value.
+//
+// fmt can not call methods on unexported fields, and for some verbs it follows pointers in them. So the bytes sit behind a function, which
+// prints as an address whatever is done.
 //
 // The zero value is "no secret". Copies share the bytes.
-type Secret struct{ v *secretBytes }
-
-type secretBytes struct{ b []byte }
+type Secret struct{ hidden func() *[]byte }
 
 // masked is what every print of a secret shows.
 const masked = "***"
@@ -21,30 +21,35 @@ func NewSecret(b []byte) Secret {
 	if len(b) == 0 {
 		return Secret{}
 	}
-	return Secret{&secretBytes{append([]byte(nil), b...)}}
+	own := append([]byte(nil), b...)
+	return Secret{func() *[]byte { return &own }}
+}
+
+// bytes are the secret itself, nil for the zero value and after Wipe.
+func (s Secret) bytes() []byte {
+	if s.hidden == nil {
+		return nil
+	}
+	return *s.hidden()
 }
 
 // IsZero tells whether there is no secret.
-func (s Secret) IsZero() bool { return s.v == nil || len(s.v.b) == 0 }
+func (s Secret) IsZero() bool { return s.Len() == 0 }
 
 // Len is the number of bytes; RFC 7143 section 12.1.3 asks for 12 or more unless IPsec protects the connection.
-func (s Secret) Len() int {
-	if s.v == nil {
-		return 0
-	}
-	return len(s.v.b)
-}
+func (s Secret) Len() int { return len(s.bytes()) }
 
 // Equal compares in constant time. Two zero secrets are not equal.
 func (s Secret) Equal(o Secret) bool {
-	return !s.IsZero() && !o.IsZero() && subtle.ConstantTimeCompare(s.v.b, o.v.b) == 1
+	return !s.IsZero() && !o.IsZero() && subtle.ConstantTimeCompare(s.bytes(), o.bytes()) == 1
 }
 
 // Wipe overwrites the bytes, for all copies.
 func (s Secret) Wipe() {
-	if s.v != nil {
-		clear(s.v.b)
-		s.v.b = nil
+	if s.hidden != nil {
+		b := s.hidden()
+		clear(*b)
+		*b = nil
 	}
 }
 
