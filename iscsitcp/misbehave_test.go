@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"iserd.org/iserd/internal/testtarget"
+	"iserd.org/iserd/internal/testtarget/loop"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/login"
 	"iserd.org/iserd/iscsi/pdu"
@@ -149,7 +150,7 @@ func TestMisbehaviour(t *testing.T) {
 		})},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLoop(t)
+			l := loop.New(t)
 			target := startTarget(t, testtarget.Config{DataInSize: 8192, Keys: map[string]string{"ImmediateData": "No"}})
 			c := connect(t, l, target, nil)
 			target.SetHooks(m.hooks)
@@ -193,7 +194,7 @@ func TestDigestErrors(t *testing.T) {
 		"data":   func(b []byte) { b[100] ^= 1 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLoop(t)
+			l := loop.New(t)
 			target := startTarget(t, testtarget.Config{})
 			c := connect(t, l, target, func(config *login.Config) {
 				config.HeaderDigest = []login.Digest{login.DigestCRC32C}
@@ -219,7 +220,7 @@ func TestDigestErrors(t *testing.T) {
 // TestTerminateWhileSending ends a connection whose target takes nothing: a SENDMSG waits for room in the socket and a RECV for data. Both
 // must have ended before the tasks come back.
 func TestTerminateWhileSending(t *testing.T) {
-	l := newLoop(t)
+	l := loop.New(t)
 	held := make(chan struct{})
 	var reads atomic.Int32
 	target := startTarget(t, testtarget.Config{
@@ -242,10 +243,10 @@ func TestTerminateWhileSending(t *testing.T) {
 	c.submit(tasks...)
 	for stuck := 0; stuck < 3; { // the socket is full when turns pass without progress
 		var before, after int
-		l.call(func() { before = c.conn.out.gone })
-		l.call(func() { after = c.conn.out.gone })
+		l.Call(func() { before = c.conn.out.gone })
+		l.Call(func() { after = c.conn.out.gone })
 		var sending bool
-		l.call(func() { sending = c.conn.outstanding[opSend] && c.conn.pollFirst[opSend] })
+		l.Call(func() { sending = c.conn.outstanding[opSend] && c.conn.pollFirst[opSend] })
 		if sending && before == after {
 			stuck++
 		} else {
@@ -253,7 +254,7 @@ func TestTerminateWhileSending(t *testing.T) {
 		}
 	}
 	cause := errors.New("somebody said so")
-	l.call(func() { c.session.Terminate(cause) })
+	l.Call(func() { c.session.Terminate(cause) })
 	if err := c.end(); !errors.Is(err, cause) {
 		t.Errorf("session ended with %v", err)
 	}
@@ -266,18 +267,21 @@ func TestTerminateWhileSending(t *testing.T) {
 
 // TestTerminateEarly ends connections at once: before they were enabled, right after, twice.
 func TestTerminateEarly(t *testing.T) {
-	l := newLoop(t)
+	l := loop.New(t)
 	target := startTarget(t, testtarget.Config{})
 	for _, enable := range []bool{false, true} {
 		p, err := Dial(t.Context(), target.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
-		result := logIn(t, p, loginConfig(target.Name()))
+		result, err := iscsi.Login(t.Context(), p, loginConfig(target.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
 		notes := make(chan error, 4)
 		var c *Conn
-		l.call(func() {
-			if c, err = p.Attach(l.ring, Config{}); err != nil {
+		l.Call(func() {
+			if c, err = p.Attach(l.Ring, Config{}); err != nil {
 				return
 			}
 			c.NoticeKeyValues(&result.Keys)
@@ -298,21 +302,21 @@ func TestTerminateEarly(t *testing.T) {
 			t.Fatal(err)
 		}
 		for done := false; !done; {
-			l.call(func() { done = c.state == closed })
+			l.Call(func() { done = c.state == closed })
 		}
 		if enable {
 			if err := <-notes; !errors.Is(err, ErrClosed) {
 				t.Errorf("told %v", err)
 			}
 		}
-		l.call(func() { c.ConnectionTerminate(io.ErrNoProgress) })
+		l.Call(func() { c.ConnectionTerminate(io.ErrNoProgress) })
 		if len(notes) > 0 {
 			t.Errorf("told again: %v", <-notes)
 		}
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
-		l.call(func() { _, err = p.Attach(l.ring, Config{}) })
+		l.Call(func() { _, err = p.Attach(l.Ring, Config{}) })
 		if !errors.Is(err, ErrClosed) {
 			t.Errorf("second Attach: %v", err)
 		}
@@ -326,7 +330,7 @@ func (r endRecorder) ConnectionTerminateNotify(err error) { r.notes <- err }
 
 // TestSlowTarget lets the target handle PDUs in small steps while much is under way in both directions, so that sends are cut at any place.
 func TestSlowTarget(t *testing.T) {
-	l := newLoop(t)
+	l := loop.New(t)
 	target := startTarget(t, testtarget.Config{
 		Keys: map[string]string{"InitialR2T": "No", "FirstBurstLength": "262144", "MaxOutstandingR2T": "4", "MaxBurstLength": "65536"},
 		Hooks: testtarget.Hooks{Received: func(c *testtarget.Conn, p *testtarget.PDU) bool {

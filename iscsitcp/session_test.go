@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"iserd.org/iserd/internal/testtarget"
+	"iserd.org/iserd/internal/testtarget/loop"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/login"
 	"iserd.org/iserd/iscsi/pdu"
@@ -18,15 +19,26 @@ import (
 // client is a session with a target, on a loop of its own or of a test.
 type client struct {
 	t       testing.TB
-	l       *loop
+	l       *loop.Loop
 	conn    *Conn
 	session *iscsi.Session
 	down    chan error
 	ended   chan *iscsi.Task
 }
 
+// loginConfig is what the tests propose.
+func loginConfig(target string) login.Config {
+	keys := login.DefaultKeys(login.TCP, login.Normal)
+	keys.MaxRecvDataSegmentLength = MaxRecvDataSegmentLength
+	return login.Config{
+		InitiatorName: "iqn.2003-01.org.example:me", TargetName: target, SessionType: login.Normal, Transport: login.TCP,
+		ISID: [6]byte{0x80}, CmdSN: 0xfffffff0, // CmdSN wraps in every test
+		Keys: &keys,
+	}
+}
+
 // connect logs in to target and starts a session on l. edit changes what is proposed; it may be nil.
-func connect(t testing.TB, l *loop, target *testtarget.Target, edit func(*login.Config)) *client {
+func connect(t testing.TB, l *loop.Loop, target *testtarget.Target, edit func(*login.Config)) *client {
 	t.Helper()
 	config := loginConfig(target.Name())
 	if edit != nil {
@@ -37,23 +49,28 @@ func connect(t testing.TB, l *loop, target *testtarget.Target, edit func(*login.
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	result := logIn(t, p, config)
+	result, err := iscsi.Login(t.Context(), p, config)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := &client{t: t, l: l, down: make(chan error, 1), ended: make(chan *iscsi.Task, 1024)}
-	l.call(func() {
-		if c.conn, err = p.Attach(l.ring, Config{Outstanding: 64}); err != nil {
+	l.Call(func() {
+		if c.conn, err = p.Attach(l.Ring, Config{Outstanding: 64}); err != nil {
 			return
 		}
 		c.conn.NoticeKeyValues(&result.Keys)
 		c.session, err = iscsi.NewSession(c.conn, result, iscsi.Options{Down: func(err error) {
-			delete(l.flush, c.session)
+			l.Remove(c.session)
 			c.down <- err
 		}}, time.Now())
-		l.flush[c.session] = true
+		if err == nil {
+			l.Add(c.session)
+		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.l.call(func() { c.session.Terminate(fmt.Errorf("test is over")) }); c.waitGone() })
+	t.Cleanup(func() { c.l.Call(func() { c.session.Terminate(fmt.Errorf("test is over")) }); c.waitGone() })
 	return c
 }
 
@@ -62,7 +79,7 @@ func (c *client) waitGone() {
 	c.t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	for gone := false; !gone; {
-		c.l.call(func() { gone = c.conn.state == closed })
+		c.l.Call(func() { gone = c.conn.state == closed })
 		if !gone && time.Now().After(deadline) {
 			c.t.Fatal("connection does not end")
 		}
@@ -73,7 +90,7 @@ func (c *client) TaskDone(t *iscsi.Task) { c.ended <- t }
 
 // submit hands tasks to the session.
 func (c *client) submit(tasks ...*iscsi.Task) {
-	c.l.do(func() {
+	c.l.Do(func() {
 		for _, t := range tasks {
 			t.Handler = c
 			c.session.Submit(t)
@@ -111,7 +128,7 @@ func (c *client) end() error {
 func (c *client) logout() {
 	c.t.Helper()
 	answer := make(chan error, 1)
-	c.l.do(func() { c.session.Logout(func(err error) { answer <- err }) })
+	c.l.Do(func() { c.session.Logout(func(err error) { answer <- err }) })
 	if err := <-answer; err != nil {
 		c.t.Error("logout:", err)
 	}
@@ -165,7 +182,7 @@ func expectClean(t testing.TB, target *testtarget.Target) {
 // TestTransfers writes and reads lengths from one block to 1 MiB, several at once, under each combination of what may be negotiated, and
 // compares every byte with the target's memory.
 func TestTransfers(t *testing.T) {
-	l := newLoop(t)
+	l := loop.New(t)
 	type lengths struct{ maxBurst, firstBurst, sendMax, dataIn, r2ts int }
 	forms := []lengths{
 		{262144, 65536, 8192, 262144, 1}, // LIO
@@ -243,7 +260,7 @@ func testTransfers(t *testing.T, c *client, target *testtarget.Target) {
 
 // TestStatus brings status, sense and residual through.
 func TestStatus(t *testing.T) {
-	l := newLoop(t)
+	l := loop.New(t)
 	target := startTarget(t, testtarget.Config{})
 	c := connect(t, l, target, nil)
 	inquiry := &iscsi.Task{Direction: iscsi.Read, Data: make([]byte, 255)}
@@ -272,7 +289,7 @@ func TestStatus(t *testing.T) {
 // TestSessions runs several sessions of one target on one ring, over IPv4 and IPv6.
 func TestSessions(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
-		l := newLoop(t)
+		l := loop.New(t)
 		target, err := testtarget.Start(testtarget.Config{Addr: addr})
 		if err != nil {
 			t.Skipf("needs %s: %v", addr, err)
@@ -308,7 +325,7 @@ func TestSessions(t *testing.T) {
 
 // TestTargetPing answers a NOP-In with its data.
 func TestTargetPing(t *testing.T) {
-	l := newLoop(t)
+	l := loop.New(t)
 	answered := make(chan *testtarget.PDU, 1)
 	target := startTarget(t, testtarget.Config{Hooks: testtarget.Hooks{Received: func(c *testtarget.Conn, p *testtarget.PDU) bool {
 		if p.Opcode() == 0 {
