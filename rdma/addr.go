@@ -86,3 +86,8 @@ func addrPort(sa *C.struct_sockaddr) netip.AddrPort {
 	}
 	return netip.AddrPort{}
 }
+
+// asSockaddr is the general view of ss.
+func asSockaddr(ss *C.struct_sockaddr_storage) *C.struct_sockaddr {
+	return (*C.struct_sockaddr)(unsafe.Pointer(ss))
+}

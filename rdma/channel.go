@@ -52,7 +52,7 @@ func (w *waiter) init(fd C.int, name string) error {
 // take calls try until it returns something else than EAGAIN, and waits for the descriptor in between. One caller at a time.
 //
 // Errors: ErrClosed after shut, the context's error, or a *VerbError.
-func (w *waiter) take(ctx context.Context, call string, try func() syscall.Errno) error {
+func (w *waiter) take(ctx context.Context, call string, try func(fd uintptr) syscall.Errno) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -62,13 +62,13 @@ func (w *waiter) take(ctx context.Context, call string, try func() syscall.Errno
 		w.file.SetReadDeadline(time.Unix(1, 0))
 		close(fired)
 	})
-	err := w.raw.Read(func(uintptr) bool {
+	err := w.raw.Read(func(fd uintptr) bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.closed {
 			return true
 		}
-		rc = try()
+		rc = try(fd)
 		return rc != unix.EAGAIN
 	})
 	if !stop() {
@@ -132,7 +132,7 @@ func newChannel() (*channel, error) {
 // Wraps: rdma_get_cm_event(3), rdma_ack_cm_event(3).
 func (ch *channel) next(ctx context.Context) (*cmEvent, error) {
 	ev := new(cmEvent)
-	err := ch.take(ctx, "rdma_get_cm_event", func() syscall.Errno {
+	err := ch.take(ctx, "rdma_get_cm_event", func(uintptr) syscall.Errno {
 		return syscall.Errno(C.shim_get_cm_event(ch.c, ev))
 	})
 	if err != nil {

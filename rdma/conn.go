@@ -42,7 +42,8 @@ type Conn struct {
 	started bool // Connect or Accept was called
 	closed  bool
 
-	cb       sync.Mutex // held during a call of onEvent
+	cb       sync.Mutex // held during a call of onEvent; before mu
+	lost     bool       // EventDeviceRemoved was delivered
 	onEvent  atomic.Pointer[func(Event)]
 	hasEvent chan struct{} // closed by the first OnEvent
 	done     chan struct{} // closed by Close
@@ -83,6 +84,7 @@ func resolve(ctx context.Context, cfg ResolveConfig) (_ *Conn, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, ctxError(err, "start")
 	}
+	refreshDevices()
 	ch, err := newChannel()
 	if err != nil {
 		return nil, err
@@ -99,7 +101,7 @@ func resolve(ctx context.Context, cfg ResolveConfig) (_ *Conn, err error) {
 			c.Close()
 		}
 	}()
-	rc, err := C.rdma_resolve_addr(id, (*C.struct_sockaddr)(unsafe.Pointer(src)), (*C.struct_sockaddr)(unsafe.Pointer(dst)), timeoutMs(ctx))
+	rc, err := C.rdma_resolve_addr(id, asSockaddr(src), asSockaddr(dst), timeoutMs(ctx))
 	if rc != 0 {
 		return nil, c.addrError(cfg, "rdma_resolve_addr", errnoOf(err))
 	}
@@ -271,6 +273,7 @@ func (c *Conn) start(ctx context.Context, what string, p *ConnectParams, begin f
 	}
 	switch C.enum_rdma_cm_event_type(ev.event) {
 	case C.RDMA_CM_EVENT_ESTABLISHED:
+		c.setRNRTimer()
 		go c.runEvents()
 		return privateData(ev), nil
 	case C.RDMA_CM_EVENT_REJECTED:
@@ -292,6 +295,19 @@ func (c *Conn) start(ctx context.Context, what string, p *ConnectParams, begin f
 	return fail(unexpected(what, ev))
 }
 
+// rnrTimer is the code of 0.64 ms in the encoding of the RNR NAK timer (InfiniBand Architecture Specification, ibv_modify_qp(3)).
+const rnrTimer = 12
+
+// setRNRTimer tells the peer to try again soon when it sent before a receive was posted here. The rdma_cm leaves code 0, which is 655 ms.
+// An adapter that refuses it keeps that.
+func (c *Conn) setRNRTimer() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		C.shim_qp_rnr_timer(c.id.qp, rnrTimer)
+	}
+}
+
 func (c *Conn) begin(p *ConnectParams, what string, begin func(*C.struct_rdma_conn_param) (C.int, error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -311,8 +327,8 @@ func (c *Conn) begin(p *ConnectParams, what string, begin func(*C.struct_rdma_co
 		defer C.free(data)
 		cp.private_data, cp.private_data_len = data, C.uint8_t(n)
 	}
-	cp.responder_resources = C.uint8_t(min(p.ResponderResources, c.dev.limits.ResponderResources))
-	cp.initiator_depth = C.uint8_t(min(p.InitiatorDepth, c.dev.limits.InitiatorDepth))
+	cp.responder_resources = C.uint8_t(resources(p.ResponderResources, c.dev.limits.ResponderResources))
+	cp.initiator_depth = C.uint8_t(resources(p.InitiatorDepth, c.dev.limits.InitiatorDepth))
 	cp.retry_count = C.uint8_t(min(p.RetryCount, 7))
 	cp.rnr_retry_count = C.uint8_t(min(p.RNRRetryCount, 7))
 	if rc, err := begin(cp); rc != 0 {
@@ -325,8 +341,16 @@ func (c *Conn) begin(p *ConnectParams, what string, begin func(*C.struct_rdma_co
 	return nil
 }
 
+// resources leaves MaxResources to librdmacm, which knows the peer's wish when accepting, and refuses other values above the limit.
+func resources(n, limit uint8) uint8 {
+	if n == MaxResources {
+		return n
+	}
+	return min(n, limit)
+}
+
 // OnEvent has f called with each event after establishment, one at a time, from a goroutine of this package; CM events that came before
-// are kept for the first f. f may call Close. After Close no call of f starts.
+// are kept for the first f. f may call Close. A call that has begun when Close is called may end after it; no other follows.
 func (c *Conn) OnEvent(f func(Event)) {
 	if c.onEvent.Swap(&f) == nil {
 		close(c.hasEvent)
@@ -348,6 +372,8 @@ func (c *Conn) runEvents() {
 			c.Disconnect()
 		case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
 			e.Kind = EventDeviceRemoved
+			c.dev.removed.Store(true)
+			removals.Store(true)
 		case C.RDMA_CM_EVENT_ADDR_CHANGE:
 			e.Kind = EventAddrChange
 		case C.RDMA_CM_EVENT_TIMEWAIT_EXIT:
@@ -371,6 +397,12 @@ func (c *Conn) deliver(e Event, wait bool) {
 	}
 	c.cb.Lock()
 	defer c.cb.Unlock()
+	if e.Kind == EventDeviceRemoved {
+		if c.lost { // there are several sources of this news
+			return
+		}
+		c.lost = true
+	}
 	select {
 	case <-c.done:
 	default:
@@ -437,13 +469,12 @@ func (c *Conn) Close() error {
 		q.cq.detach(q)
 		live.qps.Add(-1)
 	}
-	// The id holds librdmacm's own reference to the context, so the Device goes before it.
-	if c.dev != nil {
-		c.dev.release()
-	}
 	var err error
 	if rc, errno := C.rdma_destroy_id(c.id); rc != 0 {
 		err = c.verbError("rdma_destroy_id", errnoOf(errno))
+	}
+	if c.dev != nil {
+		c.dev.release()
 	}
 	C.rdma_destroy_event_channel(c.ch.c)
 	live.conns.Add(-1)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -402,6 +403,30 @@ func TestFull(t *testing.T) {
 	}
 }
 
+// TestReceiverNotReady: a send that found no receive is repeated soon after there is one.
+func TestReceiverNotReady(t *testing.T) {
+	l := listenOn(t, addr4)
+	a, p := connect(t, l, options{})
+	defer noLeak(t)
+	defer l.Close()
+	defer a.close()
+	defer p.close()
+	a.send(1, 0, 8)
+	start := time.Now()
+	pump(t, func() bool { return time.Since(start) > 20*time.Millisecond }, a)
+	if len(a.wcs) != 0 {
+		t.Fatalf("a send without a receive completed: %+v", a.wcs)
+	}
+	p.recv(2, 0, 64)
+	start = time.Now()
+	pump(t, func() bool { return len(a.wcs) == 1 && len(p.wcs) == 1 }, p, a)
+	d := time.Since(start)
+	t.Logf("%v after the receive was posted: %v, %v", d, a.wcs[0].Err(), p.wcs[0].Err())
+	if d > 300*time.Millisecond {
+		t.Error("that is the rdma_cm's default of 655 ms")
+	}
+}
+
 // TestAllocs: a full turn of posting, flushing and polling allocates nothing.
 func TestAllocs(t *testing.T) {
 	l := listenOn(t, addr4)
@@ -433,7 +458,7 @@ func TestAllocs(t *testing.T) {
 			}
 		}
 		for received < 8 || completed < 8 {
-			if a.cq.Flush() != nil || p.cq.Flush() != nil {
+			if p.cq.Flush() != nil || a.cq.Flush() != nil { // receives before the sends that need them
 				t.Error("flush failed")
 			}
 			a.cq.Poll()
@@ -483,8 +508,8 @@ func BenchmarkMessages(b *testing.B) {
 					a.conn.PostSend(SendWR{WRID: uint64(i), SGE: a.sge(0, 76), NumSGE: 1, Signaled: true})
 				}
 				for received < batch || completed < batch {
-					a.cq.Flush()
 					p.cq.Flush()
+					a.cq.Flush()
 					a.cq.Poll()
 					p.cq.Poll()
 				}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -27,7 +28,11 @@ type Device struct {
 	pin    **C.struct_ibv_context
 	name   string
 	limits Limits
-	async  waiter
+
+	async    waiter
+	uevents  waiter
+	watching bool        // uevents is in use
+	removed  atomic.Bool // the adapter is gone, or waits for us to go
 
 	// Guarded by devices.mu.
 	refs   int
@@ -85,6 +90,7 @@ func acquireDevice(ctx *C.struct_ibv_context) (*Device, error) {
 	devices.byCtx[ctx] = d
 	live.pds.Add(1)
 	go d.runAsyncEvents()
+	d.watch()
 	return d, nil
 }
 
@@ -106,7 +112,13 @@ func (d *Device) release() {
 	}
 	delete(devices.byCtx, d.ctx)
 	d.async.shut()
+	if d.watching {
+		d.uevents.shut()
+	}
 	C.ibv_dealloc_pd(d.pd)
+	if d.removed.Load() {
+		C.shim_let_go(d.ctx)
+	}
 	C.shim_unpin(d.pin)
 	live.pds.Add(-1)
 }
@@ -127,43 +139,26 @@ func (d *Device) verbError(call string, err error) error {
 func (d *Device) runAsyncEvents() {
 	for {
 		var ev C.struct_shim_async_event
-		err := d.async.take(context.Background(), "ibv_get_async_event", func() syscall.Errno {
+		err := d.async.take(context.Background(), "ibv_get_async_event", func(uintptr) syscall.Errno {
 			return syscall.Errno(C.shim_get_async_event(d.ctx, &ev))
 		})
-		if err != nil { // closed, or the context died with its adapter: the CM tells the connections
+		if err != nil { // closed, or the context died with its adapter
 			return
 		}
-		e := Event{Code: C.GoString(C.ibv_event_type_str(C.enum_ibv_event_type(ev.event)))}
-		all := func(*Conn) bool { return true }
-		concerns := all
+		code := C.GoString(C.ibv_event_type_str(C.enum_ibv_event_type(ev.event)))
+		port := func(c *Conn) bool { return c.port == uint32(ev.port) }
 		switch C.enum_ibv_event_type(ev.event) {
 		case C.IBV_EVENT_QP_FATAL, C.IBV_EVENT_QP_REQ_ERR, C.IBV_EVENT_QP_ACCESS_ERR:
-			e.Kind = EventQPError
-			concerns = func(c *Conn) bool { return c.qp.num == uint32(ev.qpn) }
+			d.broadcast(Event{EventQPError, code}, func(c *Conn) bool { return c.qp.num == uint32(ev.qpn) })
 		case C.IBV_EVENT_CQ_ERR:
-			e.Kind = EventCQError
-			concerns = func(c *Conn) bool { return c.qp.cq.c == ev.cq }
+			d.broadcast(Event{EventCQError, code}, func(c *Conn) bool { return c.qp.cq.c == ev.cq })
 		case C.IBV_EVENT_PORT_ERR:
-			e.Kind = EventPortDown
-			concerns = func(c *Conn) bool { return c.port == uint32(ev.port) }
+			d.broadcast(Event{EventPortDown, code}, port)
 		case C.IBV_EVENT_PORT_ACTIVE:
-			e.Kind = EventPortUp
-			concerns = func(c *Conn) bool { return c.port == uint32(ev.port) }
+			d.broadcast(Event{EventPortUp, code}, port)
 		case C.IBV_EVENT_DEVICE_FATAL:
-			e.Kind = EventDeviceRemoved
-		default:
-			continue // communication established, address table changes: the CM and the WCs tell what matters
-		}
-		devices.mu.Lock()
-		var to []*Conn
-		for _, c := range d.conns {
-			if concerns(c) {
-				to = append(to, c)
-			}
-		}
-		devices.mu.Unlock()
-		for _, c := range to {
-			c.deliver(e, false)
+			d.lost(code)
+		default: // communication established, address tables: the CM and the WCs tell what matters
 		}
 	}
 }

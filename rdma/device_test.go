@@ -17,7 +17,7 @@ import (
 	"iserd.org/iserd/internal/require"
 )
 
-// The addresses of the laboratory's soft RoCE device; RDMA_TEST_ADDRS (comma separated) names others.
+// The addresses of the laboratory's soft RoCE device.
 var (
 	addr4 = netip.MustParseAddr("10.0.0.1")
 	addr6 = netip.MustParseAddr("fd00::1")

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,6 +47,7 @@ func listen(addr netip.AddrPort) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	refreshDevices()
 	ch, err := newChannel()
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func listen(addr netip.AddrPort) (*Listener, error) {
 		}
 		return nil, cause
 	}
-	if rc, err := C.rdma_bind_addr(id, (*C.struct_sockaddr)(unsafe.Pointer(sa))); rc != 0 {
+	if rc, err := C.rdma_bind_addr(id, asSockaddr(sa)); rc != 0 {
 		return fail("rdma_bind_addr", err)
 	}
 	if rc, err := C.rdma_listen(id, 128); rc != 0 {

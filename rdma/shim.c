@@ -1,9 +1,11 @@
 //go:build cgo
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "shim.h"
 
@@ -161,6 +163,17 @@ int shim_qp_error(struct ibv_qp *qp)
 	return abs(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 }
 
+int shim_qp_rnr_timer(struct ibv_qp *qp, uint8_t code)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTS,
+		.min_rnr_timer = code,
+	};
+
+	return abs(ibv_modify_qp(qp, &attr,
+				 IBV_QP_STATE | IBV_QP_MIN_RNR_TIMER));
+}
+
 struct ibv_mr *shim_reg_mr(struct ibv_pd *pd, uintptr_t addr, size_t len,
 			   int access)
 {
@@ -209,4 +222,31 @@ struct ibv_context **shim_pin(struct ibv_context *ctx)
 void shim_unpin(struct ibv_context **pin)
 {
 	rdma_free_devices(pin);
+}
+
+int shim_refresh(void)
+{
+	struct ibv_context **all;
+	int n = 0;
+
+	all = rdma_get_devices(&n);
+	if (!all)
+		return 0;
+	rdma_free_devices(all);
+	return n;
+}
+
+/*
+ * librdmacm keeps the context, and closes these descriptor numbers when it
+ * finds out, so they must stay taken. Any verb on them fails from now on.
+ */
+void shim_let_go(struct ibv_context *ctx)
+{
+	int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	if (fd < 0)
+		return;
+	dup3(fd, ctx->cmd_fd, O_CLOEXEC);
+	dup3(fd, ctx->async_fd, O_CLOEXEC);
+	close(fd);
 }

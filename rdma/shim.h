@@ -51,6 +51,7 @@ int shim_arm(struct ibv_cq *cq);
 int shim_drain(struct ibv_comp_channel *ch, struct ibv_cq *cq);
 
 int shim_qp_error(struct ibv_qp *qp);
+int shim_qp_rnr_timer(struct ibv_qp *qp, uint8_t code);
 struct ibv_mr *shim_reg_mr(struct ibv_pd *pd, uintptr_t addr, size_t len,
 			   int access);
 int shim_query_port(struct ibv_context *ctx, uint8_t port,
@@ -59,5 +60,11 @@ int shim_query_port(struct ibv_context *ctx, uint8_t port,
 /* Keeps librdmacm from closing ctx until shim_unpin(); NULL and errno if not. */
 struct ibv_context **shim_pin(struct ibv_context *ctx);
 void shim_unpin(struct ibv_context **pin);
+
+/* Has librdmacm read the list of devices again; returns their number. */
+int shim_refresh(void);
+
+/* Closes what the kernel has open for ctx, of a device that was removed. */
+void shim_let_go(struct ibv_context *ctx);
 
 #endif
