@@ -60,7 +60,7 @@ func (c *console) runConsole(r io.Reader) {
 }
 
 // escapes matches terminal control sequences, which firmware prints.
-var escapes = regexp.MustCompile(`\x1b(\[[0-9;?=]*[A-Za-z]|[c()][A-Z0-9]?)`)
+var escapes = regexp.MustCompile(`\x1b(\[[0-9;?=]*[A-Za-z]|[()][A-Z0-9]|c)`)
 
 func (c *console) add(line string) {
 	line = strings.TrimRight(escapes.ReplaceAllString(line, ""), "\r\n")
