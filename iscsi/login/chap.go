@@ -31,8 +31,10 @@ const (
 	CHAPSHA3256 CHAPAlgorithm = 8
 )
 
-// allAlgorithms is the preference when the configuration has none: strongest first.
-var allAlgorithms = []CHAPAlgorithm{CHAPSHA3256, CHAPSHA256, CHAPSHA1, CHAPMD5}
+// allAlgorithms is the order of preference when the configuration has none. SHA-256 comes last although it is not the weakest: tgt (1.0.85)
+// takes number 7 for SHA1, chooses it when it stands before 5, and then refuses the right answer. A target that knows SHA-256 knows
+// SHA3-256 too, or has no MD5, so it still gets a good one.
+var allAlgorithms = []CHAPAlgorithm{CHAPSHA3256, CHAPSHA1, CHAPMD5, CHAPSHA256}
 
 // String is the usual name.
 func (a CHAPAlgorithm) String() string {
@@ -73,7 +75,7 @@ type Auth struct {
 
 	// Required refuses a target that does not ask for CHAP. Mutual CHAP always does: a target that skips it has not proved anything.
 	Required   bool
-	Algorithms []CHAPAlgorithm // in order of preference; nil for all that exist, strongest first. Leave out what is too weak
+	Algorithms []CHAPAlgorithm // in order of preference; nil for all that exist. Leave out what is too weak
 }
 
 // enabled tells whether CHAP is offered at all.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -92,6 +93,22 @@ func TestStatusTable(t *testing.T) {
 	}
 	if len(statusTable) != 17 {
 		t.Errorf("%d status codes, RFC 7143 section 11.13.5 has 17 besides success", len(statusTable))
+	}
+}
+
+// TestLost: a lost connection may be retried, keeps its cause, and names the likely reason only where it is likely.
+func TestLost(t *testing.T) {
+	for i, m := range machines(t) {
+		m.Start()
+		err := m.Lost(io.ErrUnexpectedEOF)
+		var le *LoginError
+		if !errors.As(err, &le) || !le.Retryable() || !errors.Is(err, ErrConnectionLost) || !errors.Is(err, io.ErrUnexpectedEOF) ||
+			strings.Contains(err.Error(), "CHAP") == m.cfg.Auth.enabled() {
+			t.Errorf("%d: %v", i, err)
+		}
+		if _, _, err := m.Step(&pdu.BHS{}, nil); err == nil {
+			t.Error("the machine lives on")
+		}
 	}
 }
 

@@ -258,6 +258,18 @@ func (m *Machine) Step(header *pdu.BHS, segment []byte) (*Request, *Result, erro
 	return req, res, nil
 }
 
+// Lost ends the login because the connection went away or the time was over, and makes the error for that: a *[LoginError] around
+// [ErrConnectionLost] and cause. It is retryable: LIO's iSER drops a login when it finds no memory for the session. It also drops one, and
+// without any status, when it wants authentication and was offered none, so the text names that where it fits.
+func (m *Machine) Lost(cause error) error {
+	hint := ""
+	if m.state == stateSecurity && !m.cfg.Auth.enabled() {
+		hint = " (the target may require CHAP; LIO closes without a status then)"
+	}
+	m.state = stateFailed
+	return &LoginError{Target: m.target(), Err: fmt.Errorf("%w in %s%s: %w", ErrConnectionLost, m.stage, hint, cause)}
+}
+
 // target names the login in errors.
 func (m *Machine) target() string {
 	if m.cfg.SessionType == Discovery {

@@ -175,6 +175,10 @@ func (n *negotiation) answer(i int, k pdu.Key) error {
 		r.setNumber(&n.keys, v)
 	default:
 		d, ok := parseDigest(k.Value)
+		if ok && d == DigestNone {
+			n.state[i] = defaulted // tgt says so even where None was not offered; [Machine.acceptable] decides
+			return nil
+		}
 		if !ok || !slices.Contains(n.digestList(i), d) {
 			return notOffered(k, formatDigests(n.digestList(i)))
 		}

@@ -27,6 +27,8 @@ var (
 	ErrUnavailable         = errors.New("service is unavailable")
 	ErrOutOfResources      = errors.New("target is out of resources")
 
+	// ErrConnectionLost is found on this side: the connection ended before the login did. See [Machine.Lost].
+	ErrConnectionLost = errors.New("connection lost")
 	// ErrNoISER is found on this side: the portal speaks RDMA but does not agree to iSER.
 	ErrNoISER = errors.New("target does not agree to iSER (RDMAExtensions)")
 	// ErrNoDigest is found on this side: the configuration wants a digest and the target has none.
@@ -81,9 +83,9 @@ func (e *LoginError) Error() string {
 // Unwrap is the meaning, for errors.Is.
 func (e *LoginError) Unwrap() error { return e.Err }
 
-// Retryable tells whether the same login may succeed later: the target reported a trouble of its own (class 3). LIO also says so for a
-// target name that it does not have. A redirection is to be followed, not retried; all else needs a person or another configuration.
-func (e *LoginError) Retryable() bool { return e.Class == 3 }
+// Retryable tells whether the same login may succeed later: the target reported a trouble of its own (class 3), or the connection was lost.
+// LIO also uses class 3 for a target name that it does not have. A redirection is to be followed, not retried; all else needs a person or another configuration.
+func (e *LoginError) Retryable() bool { return e.Class == 3 || errors.Is(e.Err, ErrConnectionLost) }
 
 // statusError makes the error for a status other than success, with the redirection address if there is one.
 func statusError(target string, class, detail uint8, text []byte) *LoginError {
