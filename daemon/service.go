@@ -400,6 +400,25 @@ func (s *Service) Devices(ctx context.Context) api.DevicesReply {
 			stats[d.UblkID] = sum(d.Queues)
 		}
 	}
+	return s.devicesWith(stats)
+}
+
+// Inventory lists records, sessions and devices, these without counters. It asks nobody.
+func (s *Service) Inventory() ([]api.Node, []api.Session, []api.Device) {
+	nodes, err := s.Nodes(api.NodeFilter{})
+	if err != nil { // an empty filter is always valid
+		s.log.WithError(err).Error("records")
+	}
+	return nodes.Nodes, s.Sessions().Sessions, s.devicesWith(nil).Devices
+}
+
+// DataPlane tells how the data plane is, without its counts. It asks nobody.
+func (s *Service) DataPlane() api.DataPlaneStatus { return s.plane.status() }
+
+// Version is the version of the daemon.
+func (s *Service) Version() string { return s.opt.Version }
+
+func (s *Service) devicesWith(stats map[int]api.DeviceStats) api.DevicesReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := api.DevicesReply{Version: api.Version, Devices: []api.Device{}}
