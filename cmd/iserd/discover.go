@@ -40,7 +40,7 @@ func nameOf(err error) string {
 	switch {
 	case errors.As(err, &refused):
 		switch {
-		case refused.AuthenticationFailed():
+		case errors.Is(err, login.ErrAuthFailed):
 			return api.ErrAuthenticationFailed
 		case refused.Retryable():
 			return api.ErrLoginFailed
