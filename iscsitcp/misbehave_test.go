@@ -344,7 +344,7 @@ func TestSlowTarget(t *testing.T) {
 		k := config.Keys
 		k.InitialR2T, k.FirstBurstLength, k.MaxOutstandingR2T = false, 262144, 4
 	})
-	testTransfers(t, c, target)
+	testTransfers(t, c, target.Unit(0))
 	c.logout()
 	expectClean(t, target)
 }

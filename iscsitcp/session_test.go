@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ type client struct {
 	l       *loop.Loop
 	conn    *Conn
 	session *iscsi.Session
+	result  *login.Result
 	down    chan error
 	ended   chan *iscsi.Task
 }
@@ -44,7 +46,13 @@ func connect(t testing.TB, l *loop.Loop, target *testtarget.Target, edit func(*l
 	if edit != nil {
 		edit(&config)
 	}
-	p, err := Dial(t.Context(), target.Addr())
+	return connectTo(t, l, target.Addr(), config)
+}
+
+// connectTo logs in to any target.
+func connectTo(t testing.TB, l *loop.Loop, addr string, config login.Config) *client {
+	t.Helper()
+	p, err := Dial(t.Context(), addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +61,7 @@ func connect(t testing.TB, l *loop.Loop, target *testtarget.Target, edit func(*l
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &client{t: t, l: l, down: make(chan error, 1), ended: make(chan *iscsi.Task, 1024)}
+	c := &client{t: t, l: l, result: result, down: make(chan error, 1), ended: make(chan *iscsi.Task, 1024)}
 	l.Call(func() {
 		if c.conn, err = p.Attach(l.Ring, Config{Outstanding: 64}); err != nil {
 			return
@@ -210,7 +218,7 @@ func TestTransfers(t *testing.T) {
 							config.HeaderDigest = []login.Digest{digest, login.DigestNone}
 							config.DataDigest = []login.Digest{digest, login.DigestNone}
 						})
-						testTransfers(t, c, target)
+						testTransfers(t, c, target.Unit(0))
 						c.logout()
 						expectClean(t, target)
 					})
@@ -220,7 +228,8 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
-func testTransfers(t *testing.T, c *client, target *testtarget.Target) {
+// testTransfers moves data both ways; unit gives what is behind LUN 0.
+func testTransfers(t *testing.T, c *client, unit io.ReaderAt) {
 	r := rand.New(rand.NewPCG(5, 6))
 	sizes := []int{512, 1024, 4096, 8192, 8704, 65536, 66048, 131072, 262144, 300032, 1 << 20}
 	var writes, reads []*iscsi.Task
@@ -236,7 +245,7 @@ func testTransfers(t *testing.T, c *client, target *testtarget.Target) {
 	}
 	for i, w := range writes {
 		got := make([]byte, len(w.Data))
-		target.Unit(0).ReadAt(got, int64(binary.BigEndian.Uint32(w.CDB[2:]))*blockSize)
+		unit.ReadAt(got, int64(binary.BigEndian.Uint32(w.CDB[2:]))*blockSize)
 		if !bytes.Equal(got, w.Data) {
 			t.Fatalf("write of %d bytes arrived wrong", sizes[i])
 		}
