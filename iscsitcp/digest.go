@@ -5,7 +5,7 @@ import (
 	"hash/crc32"
 )
 
-// Digests are CRC32C over a segment with its padding, least significant byte first (RFC 7143 sections 11.2.3 and 13.1; the vectors of
+// Digests are CRC32C over a segment with its padding, least significant byte first (RFC 7143 section 13.1; the vectors of
 // RFC 3720 appendix B.4 are in the tests).
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

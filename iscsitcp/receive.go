@@ -131,7 +131,7 @@ func (c *Conn) header() (more bool, err error) {
 	}
 	h := pdu.HeaderOf(in.buffer[in.r:])
 	if c.keys.headerDigest > 0 && checksum(0, h[:]) != getDigest(in.buffer[in.r+pdu.HeaderLength:]) {
-		return false, protocolError("7.7", "header digest is wrong")
+		return false, protocolError("13.1", "header digest is wrong")
 	}
 	if err := h.Valid(pdu.FromTarget, c.keys.recvMax); err != nil {
 		return false, err
@@ -155,7 +155,7 @@ func (c *Conn) header() (more bool, err error) {
 	}
 	segment := in.buffer[in.r+length : in.r+length+pdu.Padded(n)]
 	if n > 0 && c.keys.dataDigest > 0 && checksum(0, segment) != getDigest(in.buffer[in.r+end-digestLength:]) {
-		return false, protocolError("7.7", "data digest of a %v is wrong", h.Opcode())
+		return false, protocolError("13.1", "data digest of a %v is wrong", h.Opcode())
 	}
 	in.r += end
 	in.want = pdu.HeaderLength
@@ -183,11 +183,11 @@ func (c *Conn) dataIn(p pdu.DataIn) error {
 	case k.t.Direction != iscsi.Read:
 		return protocolError("11.7", "Data-In for command %#08x, which does not read", k.itt)
 	case p.DataSN() != k.sn:
-		return protocolError("11.7.5", "DataSN %d of command %#08x, expected %d", p.DataSN(), k.itt, k.sn)
+		return protocolError("11.7", "DataSN %d of command %#08x, expected %d", p.DataSN(), k.itt, k.sn)
 	case offset != int64(k.done):
-		return protocolError("11.7.6", "Data-In of command %#08x at offset %d, expected %d", k.itt, offset, k.done)
+		return protocolError("11.7", "Data-In of command %#08x at offset %d, expected %d", k.itt, offset, k.done)
 	case offset+int64(n) > int64(len(k.t.Data)):
-		return protocolError("11.7.6", "Data-In of command %#08x brings %d bytes at offset %d, there is room for %d",
+		return protocolError("11.7", "Data-In of command %#08x brings %d bytes at offset %d, there is room for %d",
 			k.itt, n, offset, len(k.t.Data))
 	}
 	in.ahead = len(in.buffer)
@@ -214,7 +214,7 @@ func (c *Conn) trailer() (more bool, err error) {
 	if c.keys.dataDigest > 0 && len(tail) > 0 {
 		pad := len(tail) - digestLength
 		if checksum(checksum(0, in.segment), tail[:pad]) != getDigest(tail[pad:]) {
-			return false, protocolError("7.7", "data digest of a Data-In for command %#08x is wrong", in.task.itt)
+			return false, protocolError("13.1", "data digest of a Data-In for command %#08x is wrong", in.task.itt)
 		}
 	}
 	in.r += in.trailer
@@ -228,7 +228,7 @@ func (c *Conn) trailer() (more bool, err error) {
 	return true, nil
 }
 
-// responseOf makes of a Data-In with status the SCSI Response that it stands for, in place (sections 11.7.3 and 11.4): O and U bits,
+// responseOf makes of a Data-In with status the SCSI Response that it stands for, in place (RFC 7143 sections 11.7 and 11.4): O and U bits,
 // Status, StatSN, ExpCmdSN, MaxCmdSN and ResidualCount are at the same offsets in both.
 func responseOf(p pdu.DataIn) *pdu.BHS {
 	h := p.BHS

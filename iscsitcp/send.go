@@ -16,7 +16,7 @@ import (
 //	bursts:   answers to R2T, unsolicited data, cut into Data-Out --+--> message --> SENDMSG
 //
 // Commands go first, so that a long write does not delay the reads behind it; they leave in the order of CmdSN, and so does their
-// unsolicited data (RFC 7143 section 4.2.5.2).
+// unsolicited data.
 
 // messageBytes bounds the task data of one message, so that commands wait for one message at most and not for a whole burst.
 const messageBytes = 512 << 10

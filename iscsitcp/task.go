@@ -102,11 +102,11 @@ func (c *Conn) readyToTransfer(p pdu.R2T) error {
 	case k.t.Direction != iscsi.Write:
 		return protocolError("11.8", "R2T for command %#08x, which does not write", k.itt)
 	case p.R2TSN() != k.sn:
-		return protocolError("11.8.2", "R2TSN %d of command %#08x, expected %d", p.R2TSN(), k.itt, k.sn)
+		return protocolError("11.8", "R2TSN %d of command %#08x, expected %d", p.R2TSN(), k.itt, k.sn)
 	case n > int64(c.keys.maxBurst):
-		return protocolError("11.8.4", "R2T of command %#08x asks for %d bytes, MaxBurstLength is %d", k.itt, n, c.keys.maxBurst)
+		return protocolError("11.8", "R2T of command %#08x asks for %d bytes, MaxBurstLength is %d", k.itt, n, c.keys.maxBurst)
 	case offset+n > int64(len(k.t.Data)):
-		return protocolError("11.8.4", "R2T of command %#08x asks for %d bytes at %d, the command has %d", k.itt, n, offset, len(k.t.Data))
+		return protocolError("11.8", "R2T of command %#08x asks for %d bytes at %d, the command has %d", k.itt, n, offset, len(k.t.Data))
 	case offset != int64(k.done):
 		return protocolError("13.19", "R2T of command %#08x asks for offset %d, the next in order is %d", k.itt, offset, k.done)
 	case k.r2ts == c.keys.maxOutstandingR2T:
@@ -129,8 +129,8 @@ func (c *Conn) respond(bhs *pdu.BHS, data []byte) error {
 		return protocolError("11.4", "response to Initiator Task Tag %#08x, which is not outstanding", p.InitiatorTaskTag())
 	}
 	if k.pending > 0 {
-		// Section 11.4.2: the target waits for the F bit of the last expected sequence. The memory cannot be given back.
-		return protocolError("11.4.2", "response to command %#08x before the command and its data were sent", k.itt)
+		// Section 11.4: the target waits for the F bit of the last expected sequence. The memory cannot be given back.
+		return protocolError("11.4", "response to command %#08x before the command and its data were sent", k.itt)
 	}
 	if p.Response() == pdu.ResponseCompleted && p.Status() == 0 {
 		if err := k.complete(p); err != nil {
@@ -152,9 +152,9 @@ func (k *task) complete(p pdu.SCSIResponse) error {
 		return nil
 	}
 	if k.t.Direction == iscsi.Read {
-		return protocolError("11.4.5", "command %#08x ends with GOOD status after %d bytes of Data-In, %d are due", k.itt, k.done, want)
+		return protocolError("11.4", "command %#08x ends with GOOD status after %d bytes of Data-In, %d are due", k.itt, k.done, want)
 	}
-	return protocolError("11.4.5", "command %#08x ends with GOOD status, only %d of %d bytes were asked for", k.itt, k.done, want)
+	return protocolError("11.4", "command %#08x ends with GOOD status, only %d of %d bytes were asked for", k.itt, k.done, want)
 }
 
 // DeallocateTaskResources forgets a task that the target has aborted. A task whose data is on its way in either direction takes the
