@@ -31,5 +31,6 @@
 //     more than 8192 for the latter.
 //   - In a discovery session RDMAExtensions must not be offered (RFC 7145 section 5.1), and over RDMA the answer to SendTargets comes in
 //     one Send, so MaxRecvDataSegmentLength has to be the size of the posted buffer.
-//   - LIO says 03/01 for a target name that it does not have, where the RFC has 02/03.
+//   - LIO says 03/01 for a target name that it does not have, where the RFC has 02/03; tgt says 02/03 over iSER when the initiator name was
+//     not bound to the target. LIO closes without a status when it wants CHAP and None was offered: see [Machine.Lost].
 package login

@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the expected output of testdata
 // TestScripts runs testdata/*.txt. A script is a list of blocks: command, "----", expected output, blank line.
 //
 //	new [tcp|iser] [discovery] [chap=USER:SECRET] [mutual=USER:SECRET] [required] [alg=5,7] [digest=CRC32C,None] [alias=TEXT] [Key=value ...]
-//	resp [T] [C] [csg=N] [nsg=N] [statsn=N] [tsih=N] [status=CCDD] [itt=N] [isid=HEX] [version=N] [op=HEX] [dsl=N] [short] [times=N]
+//	resp [T] [C] [csg=N] [nsg=N] [statsn=N] [expcmdsn=N] [maxcmdsn=N] [tsih=N] [status=CCDD] [itt=N] [isid=HEX] [version=N] [op=HEX] [dsl=N] [short] [times=N]
 //	Key=value                 one line each, the text of the response
 //
 // In a value, @chap(ALG,ID,SECRET,HEX) is a CHAP response and @repeat(TEXT,N) a long text; a line
@@ -245,6 +245,10 @@ func (r *runner) respond(args, text []string) string {
 			nsg = pdu.Stage(n)
 		case "statsn":
 			h.SetStatSN(uint32(n))
+		case "expcmdsn":
+			h.SetExpCmdSN(uint32(n))
+		case "maxcmdsn":
+			h.SetMaxCmdSN(uint32(n))
 		case "tsih":
 			h.SetTSIH(uint16(n))
 		case "itt":
