@@ -153,6 +153,7 @@ func (c *Conn) await(ctx context.Context, step string, want C.enum_rdma_cm_event
 	case C.RDMA_CM_EVENT_ADDR_ERROR, C.RDMA_CM_EVENT_ROUTE_ERROR:
 		return c.addrError(cfg, step, statusErrno(ev.status))
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
+		c.markRemoved()
 		return fmt.Errorf("%s: %w", step, ErrDeviceRemoved)
 	}
 	return unexpected(step, ev)
@@ -288,6 +289,7 @@ func (c *Conn) start(ctx context.Context, what string, p *ConnectParams, begin f
 	case C.RDMA_CM_EVENT_CONNECT_ERROR:
 		return fail(&VerbError{Call: "rdma_cm connection establishment", Err: statusErrno(ev.status)})
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
+		c.markRemoved()
 		return fail(ErrDeviceRemoved)
 	case C.RDMA_CM_EVENT_DISCONNECTED:
 		return fail(&opError{text: "the peer disconnected at once", kind: ErrRefused})
@@ -372,14 +374,21 @@ func (c *Conn) runEvents() {
 			c.Disconnect()
 		case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
 			e.Kind = EventDeviceRemoved
-			c.dev.removed.Store(true)
-			removals.Store(true)
+			c.markRemoved()
 		case C.RDMA_CM_EVENT_ADDR_CHANGE:
 			e.Kind = EventAddrChange
 		case C.RDMA_CM_EVENT_TIMEWAIT_EXIT:
 			e.Kind = EventTimewaitExit
 		}
 		c.deliver(e, true)
+	}
+}
+
+// markRemoved remembers that the CM reported the removal of the adapter.
+func (c *Conn) markRemoved() {
+	removals.Store(true)
+	if c.dev != nil {
+		c.dev.removed.Store(true)
 	}
 }
 

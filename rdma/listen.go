@@ -96,6 +96,7 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, []byte, error) {
 		switch C.enum_rdma_cm_event_type(ev.event) {
 		case C.RDMA_CM_EVENT_CONNECT_REQUEST:
 		case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
+			removals.Store(true)
 			return nil, nil, fmt.Errorf("accept on %s: %w", l.addr, ErrDeviceRemoved)
 		default:
 			continue
