@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -351,74 +350,6 @@ func resources(n, limit uint8) uint8 {
 	return min(n, limit)
 }
 
-// OnEvent has f called with each event after establishment, one at a time, from a goroutine of this package; CM events that came before
-// are kept for the first f. f may call Close. A call that has begun when Close is called may end after it; no other follows.
-func (c *Conn) OnEvent(f func(Event)) {
-	if c.onEvent.Swap(&f) == nil {
-		close(c.hasEvent)
-	}
-}
-
-// runEvents delivers the CM's events until the channel is shut.
-func (c *Conn) runEvents() {
-	for {
-		ev, err := c.ch.next(context.Background())
-		if err != nil {
-			return
-		}
-		e := Event{Kind: EventOther, Code: C.GoString(C.rdma_event_str(C.enum_rdma_cm_event_type(ev.event)))}
-		switch C.enum_rdma_cm_event_type(ev.event) {
-		case C.RDMA_CM_EVENT_DISCONNECTED:
-			e.Kind = EventDisconnected
-			// The QP is still in RTS on this side, and the peer waits for the answer to its disconnect request.
-			c.Disconnect()
-		case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
-			e.Kind = EventDeviceRemoved
-			c.markRemoved()
-		case C.RDMA_CM_EVENT_ADDR_CHANGE:
-			e.Kind = EventAddrChange
-		case C.RDMA_CM_EVENT_TIMEWAIT_EXIT:
-			e.Kind = EventTimewaitExit
-		}
-		c.deliver(e, true)
-	}
-}
-
-// markRemoved remembers that the CM reported the removal of the adapter.
-func (c *Conn) markRemoved() {
-	removals.Store(true)
-	if c.dev != nil {
-		c.dev.removed.Store(true)
-	}
-}
-
-// deliver calls the handler. Without one it waits for one, or drops e.
-func (c *Conn) deliver(e Event, wait bool) {
-	if wait {
-		select {
-		case <-c.hasEvent:
-		case <-c.done:
-		}
-	}
-	f := c.onEvent.Load()
-	if f == nil {
-		return
-	}
-	c.cb.Lock()
-	defer c.cb.Unlock()
-	if e.Kind == EventDeviceRemoved {
-		if c.lost { // there are several sources of this news
-			return
-		}
-		c.lost = true
-	}
-	select {
-	case <-c.done:
-	default:
-		(*f)(e)
-	}
-}
-
 // Abort puts the QP into the error state: the adapter stops working for it, the peer's RDMA fails, and every outstanding work request comes
 // back from Poll as StatusFlushed (those that were complete before, as they were). Nothing is sent to the peer, who notices by time-out;
 // Disconnect tells it.
@@ -488,72 +419,4 @@ func (c *Conn) Close() error {
 	C.rdma_destroy_event_channel(c.ch.c)
 	live.conns.Add(-1)
 	return err
-}
-
-// setACKTimeout sets the exponent n of 4.096 us * 2^n, where the kernel knows the option.
-func (c *Conn) setACKTimeout(d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	v := C.uint8_t(ackExponent(d))
-	rc, err := C.rdma_set_option(c.id, C.RDMA_OPTION_ID, C.RDMA_OPTION_ID_ACK_TIMEOUT, unsafe.Pointer(&v), 1)
-	if rc != 0 && err != unix.ENOSYS && err != unix.EINVAL && err != unix.EOPNOTSUPP {
-		return &VerbError{Call: "rdma_set_option", Err: errnoOf(err)}
-	}
-	return nil
-}
-
-// ackExponent returns the least n in 1..31 with 4.096 us * 2^n >= d.
-func ackExponent(d time.Duration) uint8 {
-	units := uint64(d+4095) / 4096 // nanoseconds in 4.096 us, rounded up
-	return uint8(min(max(bits.Len64(units-1), 1), 31))
-}
-
-// ackDuration is the inverse; 0 is without end.
-func ackDuration(n uint8) time.Duration {
-	if n == 0 {
-		return 0
-	}
-	return 4096 * time.Nanosecond << n
-}
-
-// timeoutMs is the time left, for the kernel's resolution steps.
-func timeoutMs(ctx context.Context) C.int {
-	d := defaultResolveTimeout
-	if deadline, ok := ctx.Deadline(); ok {
-		d = time.Until(deadline)
-	}
-	return C.int(min(max(d.Milliseconds()+1, 1), math.MaxInt32))
-}
-
-// ctxError says in which step the context ended. A deadline is an ErrTimeout as well.
-func ctxError(err error, step string) error {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return &opError{text: step + ": timed out", kind: ErrTimeout, cause: err}
-	}
-	return fmt.Errorf("%s: %w", step, err)
-}
-
-// errUnreachableTimeout is both.
-var errUnreachableTimeout = fmt.Errorf("%w: %w", ErrUnreachable, ErrTimeout)
-
-// statusErrno reads the status of a CM event, a negative errno.
-func statusErrno(status C.int) error {
-	if status < 0 {
-		return syscall.Errno(-status)
-	}
-	if status > 0 {
-		return syscall.Errno(status)
-	}
-	return unix.EIO
-}
-
-func errno[T ~int32](rc T) syscall.Errno { return syscall.Errno(max(rc, -rc)) }
-
-func unexpected(step string, ev *cmEvent) error {
-	return fmt.Errorf("%s: unexpected event %s, status %d", step, C.GoString(C.rdma_event_str(C.enum_rdma_cm_event_type(ev.event))), ev.status)
-}
-
-func (c *Conn) verbError(call string, err error) error {
-	return fmt.Errorf("%s: %w", c, &VerbError{Call: call, Err: err})
 }
