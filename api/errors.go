@@ -109,7 +109,7 @@ func NameOf(err error) string {
 func nameOr(err error, fallback string) string {
 	var e *Error
 	switch {
-	case errors.As(err, &e):
+	case errors.As(err, &e): // the outermost
 		return e.Name
 	case errors.Is(err, context.DeadlineExceeded):
 		return ErrTimeout

@@ -193,7 +193,7 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	err = pc.call(lctx, ipc.MethodLogin, req, &g)
 	cancel()
 	if err != nil {
-		return reply, err
+		return reply, s.explain(ctx, err, req.Target, portal, c.transport)
 	}
 	s.mu.Lock()
 	ss.group = g
@@ -229,6 +229,20 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	slices.SortFunc(reply.Devices, func(a, b api.Device) int { return a.UblkID - b.UblkID })
 	s.changedLocked()
 	return reply, nil
+}
+
+// explain finds out whether a login failed because there is no such target: some targets say no more than "service unavailable" then (LIO:
+// status 03/01), and trying again would not help. The portal itself knows; if it does not say, err stays as it is.
+func (s *Service) explain(ctx context.Context, err error, target string, portal api.Portal, transport string) error {
+	if !api.Is(err, api.ErrLoginFailed) {
+		return err
+	}
+	timeout := min(s.opt.Config.DiscoveryTimeout, 5*time.Second)
+	r, derr := s.Discover(ctx, api.DiscoverRequest{Portal: portal.String(), Transport: transport, Timeout: api.Seconds(timeout.Seconds())})
+	if derr != nil || slices.ContainsFunc(r.Targets, func(t api.Target) bool { return t.Target == target }) {
+		return err
+	}
+	return api.Errorf(api.ErrNotFound, "%s offers no target %s to this initiator (%w)", portal, target, err)
 }
 
 // serveUnits makes a device for each usable unit that has none. It returns how many are usable. The error is the context's: then what was

@@ -146,7 +146,7 @@ func (s *Service) checkHolders(devices []*device, failed bool) error {
 }
 
 func busy(d *device, holders []string, failed bool) error {
-	text := fmt.Sprintf("%s is in use by %s", d.path(), strings.Join(holders, ", "))
+	text := fmt.Sprintf("%s is in use: %s", d.path(), strings.Join(holders, ", "))
 	if failed {
 		text += "; the session has failed, --force ends it with I/O errors for them"
 	}
@@ -168,7 +168,7 @@ func (s *Service) stop(ctx context.Context, b Blocks, d *device, force bool) err
 	case errors.Is(err, ublk.ErrBusy):
 		holders, herr := s.opt.Holders(d.UblkID)
 		if herr != nil || len(holders) == 0 {
-			holders = []string{"a process that could not be found"}
+			holders = []string{"the kernel says so; the holder cannot be found"}
 		}
 		return busy(d, holders, false)
 	}

@@ -24,7 +24,7 @@ const (
 	stateTimeout  = 5 * time.Second
 	deathTimeout  = 30 * time.Second // for a data plane that has let go of its socket to be gone as a process
 	minPause      = 200 * time.Millisecond
-	maxPause      = 30 * time.Second
+	maxPause      = 5 * time.Second
 )
 
 // planeConn is a data plane that answered.

@@ -190,6 +190,13 @@ func TestErrors(t *testing.T) {
 	l.Plane.AddTarget(iqn+"-auth", &daemontest.Target{Err: &ipc.Error{Code: "AuthenticationFailed", Text: "status 02/01"}})
 	l.Plane.AddTarget(iqn+"-hang", &daemontest.Target{Hang: true})
 	l.Plane.AddTarget(iqn+"-empty", &daemontest.Target{})
+	unavailable := &daemontest.Target{Err: &ipc.Error{Code: "LoginFailed", Text: "status 03/01"}}
+	l.Plane.AddTarget(iqn+"-busy", unavailable)
+	l.Plane.AddTarget(iqn+"-lost", unavailable)
+	l.Portals[portal] = &daemontest.Portal{
+		Lists: map[string][]daemon.Found{"tcp": {{Target: iqn + "-busy", Address: "10.0.0.1", Port: 3260}}}, Errs: map[string]error{"iser": errors.New("no")},
+	}
+	l.Portals["10.0.0.2:3260"] = &daemontest.Portal{Errs: map[string]error{"tcp": errors.New("no"), "iser": errors.New("no")}}
 	d := l.start()
 	ctx := context.Background()
 	for _, r := range []struct {
@@ -204,6 +211,9 @@ func TestErrors(t *testing.T) {
 		{api.LoginRequest{Target: iqn + "-tcp", Portal: portal, Transport: "iser"}, api.ErrTransportUnavailable},
 		{api.LoginRequest{Target: iqn + "-auth", Portal: portal}, api.ErrAuthenticationFailed},
 		{api.LoginRequest{Target: iqn + "-hang", Portal: portal, Timeout: 0.05}, api.ErrTimeout},
+		{api.LoginRequest{Target: iqn + "-busy", Portal: portal}, api.ErrLoginFailed},
+		{api.LoginRequest{Target: iqn + "-lost", Portal: portal}, api.ErrNotFound},        // LIO's way of saying so
+		{api.LoginRequest{Target: iqn + "-lost", Portal: "10.0.0.2"}, api.ErrLoginFailed}, // a portal that does not tell
 	} {
 		if _, err := d.Login(ctx, r.req); !api.Is(err, r.name) {
 			t.Errorf("login %+v: %v (%s), want %s", r.req, err, api.NameOf(err), r.name)
@@ -375,7 +385,7 @@ func TestLogoutBusy(t *testing.T) {
 	before := len(l.Blocks.Calls())
 	for _, force := range []bool{false, true} { // a session that works is never taken away by force
 		_, err := d.Logout(ctx, api.LogoutRequest{Session: iqn, Force: force})
-		if !api.Is(err, api.ErrBusy) || !strings.Contains(err.Error(), "/dev/ublkb1 is in use by mount /data, fio (pid 42)") {
+		if !api.Is(err, api.ErrBusy) || !strings.Contains(err.Error(), "/dev/ublkb1 is in use: mount /data, fio (pid 42)") {
 			t.Errorf("logout (force %v): %v", force, err)
 		}
 	}
@@ -393,7 +403,7 @@ func TestLogoutBusy(t *testing.T) {
 	d.Kill()
 	d = l.start()
 	_, err := d.Logout(ctx, api.LogoutRequest{Session: iqn})
-	if !api.Is(err, api.ErrBusy) || !strings.Contains(err.Error(), "/dev/ublkb1 is in use by") {
+	if !api.Is(err, api.ErrBusy) || !strings.Contains(err.Error(), "/dev/ublkb1 is in use:") {
 		t.Errorf("logout: %v", err)
 	}
 	devs := d.Devices(ctx).Devices

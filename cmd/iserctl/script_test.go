@@ -87,6 +87,7 @@ func setup(env *testscript.Env) error {
 	}}
 	l.Portals["10.0.0.2:3260"] = &daemontest.Portal{Errs: map[string]error{"tcp": refused, "iser": noRDMA}}
 	l.Portals["10.0.0.3:3260"] = &daemontest.Portal{Lists: map[string][]daemon.Found{"tcp": {t("t2", "10.0.0.3"), t("dead", "10.0.0.3")}}, Errs: map[string]error{"iser": noRDMA}}
+	l.Portals["10.0.0.5:3260"] = &daemontest.Portal{Lists: map[string][]daemon.Found{"tcp": {t("busy", "10.0.0.5")}}}
 	l.Portals["10.0.0.4:3260"] = &daemontest.Portal{}
 	d, err := l.Start()
 	if err != nil {
