@@ -15,6 +15,11 @@ func seeds(f *testing.F, list ...string) {
 		}
 		f.Add(b)
 	}
+	for _, file := range []string{"testdata/lio.hex", "testdata/tgt.hex"} {
+		for _, c := range captures(f, file) {
+			f.Add(c.data)
+		}
+	}
 }
 
 // printable fails on text that could harm a log, a terminal or a path.
