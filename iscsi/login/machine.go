@@ -15,7 +15,8 @@ import (
 // Limits of one login. LIO gives up after seven PDUs, so no honest login comes near.
 const (
 	maxRequests  = 32
-	maxLoginText = 8192 // of one Login PDU in either direction, bytes: MaxRecvDataSegmentLength does not count before the full-feature phase
+	maxAnswer    = 64 << 10 // of one answer of the target, joined from several PDUs, bytes
+	maxLoginText = 8192     // of one Login PDU in either direction, bytes: MaxRecvDataSegmentLength does not count before the full-feature phase
 )
 
 // Config is what one login needs to know. New copies it.
@@ -319,8 +320,8 @@ func (m *Machine) step(header *pdu.BHS, segment []byte) (*Request, *Result, erro
 		}
 		return m.part(), nil, nil
 	}
-	if len(m.text)+len(segment) > pdu.MaxTextLength {
-		return nil, nil, protocolErrorf("6.2", "target sent more than %d bytes of text", pdu.MaxTextLength)
+	if len(m.text)+len(segment) > maxAnswer {
+		return nil, nil, protocolErrorf("6.2", "target sent more than %d bytes of text", maxAnswer)
 	}
 	m.text = append(m.text, segment...)
 	if p.Continue() {

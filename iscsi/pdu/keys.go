@@ -7,9 +7,8 @@ import (
 
 // Limits of text keys, in bytes.
 const (
-	MaxKeyLength   = 63       // RFC 7143 section 6.1
-	MaxValueLength = 8192     // RFC 7143 section 6.1
-	MaxTextLength  = 64 << 10 // what this implementation joins from several PDUs before it gives up
+	MaxKeyLength   = 63   // RFC 7143 section 6.1
+	MaxValueLength = 8192 // RFC 7143 section 6.1
 )
 
 // Key is one "key=value" of a text segment.
@@ -63,7 +62,8 @@ func (k Keys) String() string {
 
 // DecodeKeys takes a whole text segment apart, joined from several PDUs where the C bit said so.
 //
-// The result holds copies; text may be reused. Memory is bounded by a small multiple of len(text). Errors are *[ProtocolError]: a pair
+// The result holds copies; text may be reused. Memory is bounded by a small multiple of len(text), which the caller bounds: a login takes
+// 64 KiB, an answer to SendTargets may be larger. Errors are *[ProtocolError]: a pair
 // without "=", a name that is empty, too long or has characters no key name has, a value that is too long, text that does not end with a
 // NUL (it was cut off). NUL bytes between pairs are skipped, because targets have counted the padding as text.
 //
@@ -71,9 +71,6 @@ func (k Keys) String() string {
 func DecodeKeys(text []byte) (Keys, error) {
 	if len(text) == 0 {
 		return nil, nil
-	}
-	if len(text) > MaxTextLength {
-		return nil, protocolErrorf("6.1", -1, "text of %d bytes, at most %d are accepted", len(text), MaxTextLength)
 	}
 	if text[len(text)-1] != 0 {
 		return nil, protocolErrorf("6.1", len(text), "text does not end with NUL: it was cut off")
