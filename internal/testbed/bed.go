@@ -48,19 +48,43 @@ func Prepare(ctx context.Context, w io.Writer) (*Bed, error) {
 	if m := missing(runTools, makeTools); len(m) > 0 {
 		return nil, &Problem{What: "the package " + m[0].pkg + " is not installed: it " + m[0].why, Do: "`make deps` as root installs what is missing"}
 	}
-	if b.kernel, err = newestKernel(ctx, l, dir); err != nil {
-		return nil, fmt.Errorf("guest kernel: %w", err)
-	}
-	if b.image, err = rootImage(ctx, l, dir); err != nil {
-		return nil, fmt.Errorf("guest image: %w", err)
-	}
-	if b.kvm, err = b.probeKVM(ctx); err != nil {
+	if err := b.fill(ctx); err != nil {
 		return nil, err
 	}
 	now := time.Now() // tells prune that these are in use
 	os.Chtimes(b.kernel.dir, now, now)
 	os.Chtimes(b.image, now, now)
 	return b, nil
+}
+
+// fill gets the kernel and the image, both at once: each waits for the mirror much of its time.
+func (b *Bed) fill(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	image := make(chan error, 1)
+	go func() {
+		path, err := rootImage(ctx, b.log, b.cache)
+		if err != nil {
+			err = fmt.Errorf("guest image: %w", err)
+			cancel(err)
+		}
+		b.image = path
+		image <- err
+	}()
+	var err error
+	if b.kernel, err = newestKernel(ctx, b.log, b.cache); err != nil {
+		err = fmt.Errorf("guest kernel: %w", err)
+	} else {
+		b.kvm, err = b.probeKVM(ctx)
+	}
+	if err != nil {
+		cancel(err)
+	}
+	imageErr := <-image
+	if cause := context.Cause(ctx); cause != nil {
+		return cause // the failure that came first; the other is its consequence
+	}
+	return errors.Join(err, imageErr)
 }
 
 // Kernel returns the version of the guest's kernel package.

@@ -90,13 +90,16 @@ func InstallTools(ctx context.Context, w io.Writer) error {
 	if os.Geteuid() != 0 {
 		return &Problem{What: "installing tools needs root", Do: "run this as root, or first: " + install}
 	}
-	if err := aptGet(ctx, l, append([]string{"install", "--yes", "--no-install-recommends"}, names...)...); err != nil {
-		// The package index is often older than the mirror.
-		l.printf("apt-get install failed; refreshing the package index once")
+	args := append([]string{"install", "--yes", "--no-install-recommends"}, names...)
+	if err := aptGet(ctx, newLog(nil), args...); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		l.printf("apt's package index is missing or older than the mirror; refreshing it")
 		if err := aptGet(ctx, l, "update"); err != nil {
 			return err
 		}
-		if err := aptGet(ctx, l, append([]string{"install", "--yes", "--no-install-recommends"}, names...)...); err != nil {
+		if err := aptGet(ctx, l, args...); err != nil {
 			return err
 		}
 	}
