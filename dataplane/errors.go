@@ -39,6 +39,8 @@ func codeOf(err error) string {
 	switch {
 	case errors.As(err, &coded):
 		return coded.Code
+	case isTimeout(err): // before the login that it ended
+		return codeTimeout
 	case errors.As(err, &refused):
 		switch {
 		case errors.Is(err, login.ErrAuthFailed), errors.Is(err, login.ErrAuthorizationFailed):
@@ -55,8 +57,6 @@ func codeOf(err error) string {
 		return codeProtocolError
 	case errors.Is(err, rdma.ErrNoDevice), errors.Is(err, rdma.ErrNotSupported):
 		return codeTransportUnavailable
-	case errors.Is(err, iscsi.ErrTimeout), errors.Is(err, context.DeadlineExceeded), errors.Is(err, rdma.ErrTimeout), errors.Is(err, syscall.ETIMEDOUT):
-		return codeTimeout
 	case errors.Is(err, rdma.ErrRefused):
 		return codeTransportUnavailable
 	case errors.Is(err, rdma.ErrUnreachable), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH),
@@ -70,6 +70,12 @@ func codeOf(err error) string {
 	return codeInternal
 }
 
+// isTimeout reports whether somebody did not answer in time.
+func isTimeout(err error) bool {
+	return errors.Is(err, iscsi.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, rdma.ErrTimeout) ||
+		errors.Is(err, syscall.ETIMEDOUT)
+}
+
 // classify gives an error the code that the control plane passes on.
 func classify(err error) error {
 	if err == nil {
@@ -81,5 +87,5 @@ func classify(err error) error {
 // refusedByTarget reports whether a target was reached and said no, so that another transport would not help.
 func refusedByTarget(err error) bool {
 	var refused *login.LoginError
-	return errors.As(err, &refused)
+	return errors.As(err, &refused) && refused.Class != 0 // class 0 was found on this side: no iSER there, or the connection lost
 }

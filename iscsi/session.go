@@ -63,7 +63,8 @@ type Session struct {
 	state   State
 	reason  error // why the session ended
 
-	window    window
+	window    serial.Window
+	cmdSN     uint32 // of the next command
 	expStatSN uint32
 
 	slots      []*Task  // by slot of the ITT; nil when free
@@ -100,7 +101,8 @@ func NewSession(mover Datamover, result *login.Result, options Options, now time
 	s := &Session{
 		mover:      mover,
 		options:    options,
-		window:     window{cmdSN: result.CmdSN, expCmdSN: result.ExpCmdSN, maxCmdSN: result.MaxCmdSN},
+		window:     serial.Window{ExpCmdSN: result.ExpCmdSN, MaxCmdSN: result.MaxCmdSN},
+		cmdSN:      result.CmdSN,
 		expStatSN:  result.ExpStatSN,
 		slots:      make([]*Task, n),
 		generation: make([]uint16, n+controlSlots),
@@ -141,7 +143,7 @@ func (s *Session) Submit(t *Task) {
 		t.Handler.TaskDone(t)
 		return
 	}
-	if s.waiting.head != nil || len(s.free) == 0 || !s.window.open() {
+	if s.waiting.head != nil || len(s.free) == 0 || !s.window.Open(s.cmdSN) {
 		s.waited++
 		if s.waiting.tail == nil {
 			s.waiting.head = t
@@ -172,7 +174,8 @@ func (s *Session) send(t *Task) {
 	s.inFlight++
 	t.active = true
 	t.itt = uint32(s.generation[slot])<<16 | uint32(slot)
-	t.cmdSN = s.window.take()
+	t.cmdSN = s.cmdSN
+	s.cmdSN++
 
 	c := pdu.NewSCSICommand(&s.bhs)
 	c.SetFinal(true)
@@ -192,7 +195,7 @@ func (s *Session) send(t *Task) {
 
 // drain sends what has waited, as far as the window goes.
 func (s *Session) drain() {
-	for s.waiting.head != nil && len(s.free) > 0 && s.window.open() && s.state == StateLoggedIn {
+	for s.waiting.head != nil && len(s.free) > 0 && s.window.Open(s.cmdSN) && s.state == StateLoggedIn {
 		t := s.waiting.head
 		s.waiting.head = t.next
 		if t.next == nil {
@@ -237,7 +240,7 @@ func (s *Session) status(statSN, expCmdSN, maxCmdSN uint32) error {
 		return violation("4.2.2.2", "StatSN %d, expected %d", statSN, s.expStatSN)
 	}
 	s.expStatSN++
-	s.window.update(expCmdSN, maxCmdSN)
+	s.window.Update(expCmdSN, maxCmdSN)
 	return nil
 }
 
@@ -331,7 +334,7 @@ func (s *Session) Tick(now time.Time) {
 	n.SetImmediate(true)
 	n.SetInitiatorTaskTag(s.ping.tag)
 	n.SetTargetTransferTag(noTag)
-	n.SetCmdSN(s.window.cmdSN)
+	n.SetCmdSN(s.cmdSN)
 	n.SetExpStatSN(s.expStatSN)
 	if err := s.mover.SendControl(&s.bhs, nil, nil); err != nil {
 		s.fail(err)
@@ -341,7 +344,7 @@ func (s *Session) Tick(now time.Time) {
 }
 
 func (s *Session) nopIn(n pdu.NOPIn, data []byte) error {
-	s.window.update(n.ExpCmdSN(), n.MaxCmdSN())
+	s.window.Update(n.ExpCmdSN(), n.MaxCmdSN())
 	switch {
 	case n.InitiatorTaskTag() != noTag:
 		if n.InitiatorTaskTag() != s.ping.tag {
@@ -358,7 +361,7 @@ func (s *Session) nopIn(n pdu.NOPIn, data []byte) error {
 		o.SetLUN(lun)
 		o.SetInitiatorTaskTag(noTag)
 		o.SetTargetTransferTag(ttt)
-		o.SetCmdSN(s.window.cmdSN)
+		o.SetCmdSN(s.cmdSN)
 		o.SetExpStatSN(s.expStatSN)
 		return s.mover.SendControl(&s.bhs, data, nil)
 	}
@@ -403,7 +406,7 @@ func (s *Session) Logout(done func(error)) {
 	l := pdu.NewLogoutRequest(&s.bhs, pdu.CloseSession)
 	l.SetImmediate(true)
 	l.SetInitiatorTaskTag(s.logoutTag)
-	l.SetCmdSN(s.window.cmdSN)
+	l.SetCmdSN(s.cmdSN)
 	l.SetExpStatSN(s.expStatSN)
 	if err := s.mover.SendControl(&s.bhs, nil, nil); err != nil {
 		s.fail(err)
@@ -482,9 +485,4 @@ func (s *Session) ConnectionTerminateNotify(err error) {
 		}
 		s.options.Down(s.reason)
 	}
-}
-
-// WindowOpen reports whether a command submitted now would leave at once.
-func (s *Session) WindowOpen() bool {
-	return s.state == StateLoggedIn && s.waiting.head == nil && len(s.free) > 0 && serial.LessEq(s.window.cmdSN, s.window.maxCmdSN)
 }

@@ -352,9 +352,8 @@ func (m *Conn) fail(err error) {
 	}
 	m.state, m.reason = stateEnding, err
 	link := m.link
-	link.Abort()
 	go func() {
-		link.Disconnect()
+		link.Disconnect() // stops the adapter and tells the target
 		link.Close()
 		m.owner.Do(m.ended)
 	}()

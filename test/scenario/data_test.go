@@ -20,7 +20,7 @@ const mib = 1 << 20
 // once, and the same data read back through a new login.
 func TestUnits(t *testing.T) {
 	eachTarget(t, func(t *testing.T, k kind) {
-		g := newTarget(t, k, twoUnits(t, 64*mib, 96*mib))
+		g := newTarget(t, k, twoUnits(t, 16*mib, 24*mib))
 		g.login(t)
 		var jobs []fioJob
 		for lun, d := range devices(t, g.name) {
