@@ -36,7 +36,7 @@ func TestGuest(t *testing.T) {
 	}
 	bed, err := testbed.Prepare(t.Context(), t.Output())
 	require.Need(t, "guest", err)
-	h := &harness{bed: bed, root: root, share: t.TempDir()}
+	h := &harness{bed: bed, root: root}
 	defer h.shut(t)
 	for _, p := range packages {
 		t.Run(p.Dir, func(t *testing.T) { h.run(t, p) })
@@ -79,46 +79,58 @@ func choose(root, wish string) ([]Package, error) {
 type harness struct {
 	bed   *testbed.Bed
 	root  string // of the checkout
-	share string // folder of the host that is /host in the guest
 	guest *testbed.Guest
 }
 
-// build puts a package's test binary and its data into the share; for the scenarios also the project's programs.
-func (h *harness) build(t *testing.T, p Package) error {
+// boot starts a guest unless one runs.
+func (h *harness) boot(t *testing.T) error {
+	if h.guest != nil {
+		return nil
+	}
+	cfg := testbed.GuestConfig{SystemBus: true}
+	if os.Getenv("GUEST_CONSOLE") == "1" {
+		cfg.Console = os.Stderr
+	}
+	guest, err := h.bed.Boot(context.WithoutCancel(t.Context()), cfg)
+	if err == nil {
+		h.guest = guest
+	}
+	return err
+}
+
+// install builds a package's tests and puts them into the guest, beside their data; for the scenarios also the project's programs.
+func (h *harness) install(t *testing.T, p Package) error {
+	binary := filepath.Join(t.TempDir(), "test")
+	if err := testbed.BuildTest(t.Context(), binary, "./"+p.Dir); err != nil {
+		return err
+	}
+	if err := h.boot(t); err != nil {
+		return err
+	}
 	if p.Dir == scenarios {
-		if err := testbed.Build(t.Context(), filepath.Join(h.share, "bin"), testbed.Programs...); err != nil {
+		if err := h.guest.InstallPrograms(t.Context(), testbed.Programs...); err != nil {
 			return err
 		}
 	}
-	dir := filepath.Join(h.share, "test", p.Dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
+	files := []string{binary}
+	if data := filepath.Join(h.root, p.Dir, "testdata"); exists(data) {
+		files = append(files, data)
 	}
-	if err := testbed.BuildTest(t.Context(), filepath.Join(dir, "test"), "./"+p.Dir); err != nil {
-		return err
-	}
-	data := filepath.Join(h.root, p.Dir, "testdata")
-	if _, err := os.Stat(data); err != nil {
-		return nil
-	}
-	return os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(data))
+	return h.guest.Upload(t.Context(), guestDir(p), files...)
+}
+
+// guestDir is where a package's tests run in the guest.
+func guestDir(p Package) string { return path.Join("/srv/test", p.Dir) }
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // run executes the tests of a package in the guest.
 func (h *harness) run(t *testing.T, p Package) {
-	if err := h.build(t, p); err != nil {
+	if err := h.install(t, p); err != nil {
 		t.Fatal(err)
-	}
-	if h.guest == nil {
-		cfg := testbed.GuestConfig{Share: h.share, SystemBus: true}
-		if os.Getenv("GUEST_CONSOLE") == "1" {
-			cfg.Console = os.Stderr
-		}
-		guest, err := h.bed.Boot(context.WithoutCancel(t.Context()), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.guest = guest
 	}
 	before := len(h.guest.Complaints())
 	exit, err := h.execute(t, p)
@@ -167,7 +179,7 @@ func (h *harness) execute(t *testing.T, p Package) (int, error) {
 			Args: []string{
 				"./test", "-test.v=test2json", "-test.timeout=" + packageLimit.String(), "-test.run=^(" + strings.Join(p.Guest, "|") + ")$",
 			},
-			Dir:     path.Join("/host/test", p.Dir),
+			Dir:     guestDir(p),
 			Env:     []string{"REQUIRE=ublk,rdma,root,guest,uring", "GUEST=inside"},
 			Timeout: packageLimit + time.Minute,
 		}, in, in)

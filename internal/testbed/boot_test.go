@@ -57,8 +57,21 @@ func TestRun(t *testing.T) {
 			t.Errorf("got %d, %v", code, err)
 		}
 	})
-	t.Run("share", func(t *testing.T) {
-		if err := os.WriteFile(filepath.Join(g.Share(), "bin", "hello"), []byte("#!/bin/sh\necho hello >/host/answer\n"), 0o755); err != nil {
+	t.Run("upload and share", func(t *testing.T) {
+		dir := t.TempDir()
+		for name, text := range map[string]string{"hello": "#!/bin/sh\ncat /srv/data/a/b >/host/answer\n", "data/a/b": "hello\n"} {
+			path := filepath.Join(dir, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := g.Upload(t.Context(), Bin, filepath.Join(dir, "hello")); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Upload(t.Context(), "/srv", filepath.Join(dir, "data")); err != nil {
 			t.Fatal(err)
 		}
 		if _, errs, code, err := run(Command{Args: []string{"hello"}}); code != 0 || err != nil {
@@ -66,6 +79,12 @@ func TestRun(t *testing.T) {
 		}
 		if b, err := os.ReadFile(filepath.Join(g.Share(), "answer")); string(b) != "hello\n" || err != nil {
 			t.Errorf("got %q, %v", b, err)
+		}
+		if err := g.Upload(t.Context(), "/srv", filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("a file that is not there: %v", err)
+		}
+		if err := g.Upload(t.Context(), "/proc/none", filepath.Join(dir, "hello")); err == nil {
+			t.Error("a folder that cannot be made was accepted")
 		}
 	})
 	t.Run("bulk", func(t *testing.T) {

@@ -11,12 +11,28 @@ import (
 	"iserd.org/iserd/internal/require"
 )
 
-// Programs are the commands of the project, which go to the guest's /host/bin.
+// Programs are the commands of the project.
 var Programs = []string{"./cmd/iserd", "./cmd/iserd-io", "./cmd/iserctl"}
 
-// Build compiles main packages of the project into folder dir. They run on the host and in the guest alike.
+// Build compiles main packages of the project into folder dir, which is made when missing. They run on the host and in the guest alike.
 func Build(ctx context.Context, dir string, packages ...string) error {
 	return goTool(ctx, append([]string{"build", "-o", dir + string(filepath.Separator)}, packages...)...)
+}
+
+// InstallPrograms compiles main packages of the project and puts them into the guest's [Bin].
+func (g *Guest) InstallPrograms(ctx context.Context, packages ...string) error {
+	dir := filepath.Join(g.dir, "programs")
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := Build(ctx, dir, packages...); err != nil {
+		return err
+	}
+	programs, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		return err
+	}
+	return g.Upload(ctx, Bin, programs...)
 }
 
 // BuildTest compiles the test binary of a package to a file. A package without tests gives no file and no error.

@@ -22,8 +22,8 @@
 // # The guest
 //
 // Debian 13 without systemd as process 1. veth0 has 10.0.0.1/24 and fd00::1/64 with an MTU of 4200, rxe0 sits on it, configfs is mounted,
-// and the modules are loaded. /host is a folder of the host ([Guest.Share]); /host/bin is first in PATH. The root drive is discarded at
-// the end. There is no network outside the guest.
+// and the modules are loaded. [Guest.Upload] puts files there, programs into [Bin]. /host is a folder of the host ([Guest.Share]), for
+// results: it is slow. The root drive is discarded at the end. There is no network outside the guest.
 //
 // # Traps
 //

@@ -106,7 +106,7 @@ func (b *Bed) Boot(ctx context.Context, cfg GuestConfig) (*Guest, error) {
 	if g.share == "" {
 		g.share = filepath.Join(dir, "host")
 	}
-	if err := os.MkdirAll(filepath.Join(g.share, "bin"), 0o755); err != nil {
+	if err := os.MkdirAll(g.share, 0o755); err != nil {
 		os.RemoveAll(dir)
 		return nil, diskFull(err, dir)
 	}

@@ -13,7 +13,7 @@ import (
 
 // Command is what [Guest.Run] executes.
 type Command struct {
-	Args    []string      // program and arguments; the program is looked up in the guest's PATH, which begins with /host/bin
+	Args    []string      // program and arguments; the program is looked up in the guest's PATH, which begins with Bin
 	Env     []string      // NAME=value, added to the guest's few
 	Dir     string        // working directory; /tmp when empty
 	Stdin   io.Reader     // may be nil

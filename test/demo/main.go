@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -40,20 +39,7 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Println("         building iserd, iserd-io and iserctl")
-	share, err := os.MkdirTemp("", "iserd-demo-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(share)
-	bin := filepath.Join(share, "bin")
-	if err := testbed.Build(ctx, bin, testbed.Programs...); err != nil {
-		return err
-	}
-	if err := testbed.Build(ctx, filepath.Join(share, "demo"), "./test/demo/guest"); err != nil {
-		return err
-	}
-	guest, err := bed.Boot(ctx, testbed.GuestConfig{Share: share, SystemBus: true})
+	guest, err := bed.Boot(ctx, testbed.GuestConfig{SystemBus: true})
 	if err != nil {
 		return err
 	}
@@ -62,7 +48,11 @@ func run(ctx context.Context) (err error) {
 			err = cerr
 		}
 	}()
-	code, err := guest.Run(ctx, testbed.Command{Args: []string{"/host/demo/guest", bed.Accel()}, Timeout: limit}, os.Stdout, os.Stdout)
+	fmt.Println("         building iserd, iserd-io and iserctl for it")
+	if err := guest.InstallPrograms(ctx, append([]string{"./test/demo/guest"}, testbed.Programs...)...); err != nil {
+		return err
+	}
+	code, err := guest.Run(ctx, testbed.Command{Args: []string{testbed.Bin + "/guest", bed.Accel()}, Timeout: limit}, os.Stdout, os.Stdout)
 	if left := new(testbed.LeftoverError); errors.As(err, &left) && code == 0 {
 		return fmt.Errorf("in the guest, %w", err)
 	}

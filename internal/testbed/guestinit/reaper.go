@@ -10,7 +10,7 @@ import (
 
 // environ is what every process of the guest starts with.
 var environ = []string{
-	"PATH=/host/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+	"PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin",
 	"HOME=/root", "USER=root", "LANG=C.UTF-8", "TERM=dumb",
 }
 

@@ -17,7 +17,6 @@ import (
 const (
 	address = "10.0.0.1"
 	target  = "iqn.2003-01.org.example:demo"
-	tree    = "/usr/lib/x86_64-linux-gnu" // copied to the file system
 	mount   = "/mnt"
 	logFile = "/host/iserd.log"
 
@@ -45,6 +44,9 @@ func main() {
 	}
 	d.table()
 }
+
+// trees are copied to the file system.
+var trees = []string{"/usr/bin", "/usr/share"}
 
 // demo is what the steps share.
 type demo struct {
@@ -84,8 +86,8 @@ func (d *demo) run(ctx context.Context) error {
 		{"login", d.login},
 		{"the block devices have the target's sizes", d.checkDevices},
 		{"ext4", d.makeFileSystem},
-		{"a tree copied", d.copyTree},
-		{"unmounted, mounted again, checksums equal", d.compareTree},
+		{"two trees copied", d.copyTrees},
+		{"unmounted, mounted again, checksums equal", d.compareTrees},
 		{"fio, mixed sizes, every block verified by crc32c", d.fioVerify},
 		{"fio, reads and writes", d.fioSpeed},
 		{"counters", d.counters},

@@ -28,29 +28,43 @@ func (d *demo) makeFileSystem(ctx context.Context) (string, error) {
 	return "made on " + path + " and mounted", nil
 }
 
-func (d *demo) copyTree(ctx context.Context) (string, error) {
-	if _, err := run(ctx, "cp", "-a", tree, mount+"/tree"); err != nil {
+func (d *demo) copyTrees(ctx context.Context) (string, error) {
+	if _, err := run(ctx, "cp", append([]string{"-a", "--parents", "-t", mount}, trees...)...); err != nil {
 		return "", err
 	}
 	if _, err := run(ctx, "sync", "-f", mount); err != nil {
 		return "", err
 	}
-	err := filepath.WalkDir(tree, func(_ string, e fs.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() {
-			return err
-		}
-		info, err := e.Info()
-		if err == nil {
-			d.files++
-			d.bytes += info.Size()
-		}
-		return err
+	err := walkFiles(func(_ string, size int64) error {
+		d.files++
+		d.bytes += size
+		return nil
 	})
-	return fmt.Sprintf("%d files, %s, from %s", d.files, bytesText(uint64(d.bytes)), tree), err
+	return fmt.Sprintf("%d files, %s, from %s", d.files, bytesText(uint64(d.bytes)), strings.Join(trees, " and ")), err
 }
 
-// compareTree mounts the file system anew, so that everything is read through the device, and compares.
-func (d *demo) compareTree(ctx context.Context) (string, error) {
+// walkFiles calls f for each regular file of the trees.
+func walkFiles(f func(name string, size int64) error) error {
+	for _, tree := range trees {
+		err := filepath.WalkDir(tree, func(name string, e fs.DirEntry, err error) error {
+			if err != nil || !e.Type().IsRegular() {
+				return err
+			}
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			return f(name, info.Size())
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareTrees mounts the file system anew, so that everything is read through the device, and compares.
+func (d *demo) compareTrees(ctx context.Context) (string, error) {
 	path := d.devices[1].Path
 	if _, err := run(ctx, "umount", mount); err != nil {
 		return "", err
@@ -64,15 +78,12 @@ func (d *demo) compareTree(ctx context.Context) (string, error) {
 	}
 	d.mounted = true
 	n := 0
-	err := filepath.WalkDir(tree, func(name string, e fs.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() {
-			return err
-		}
+	err := walkFiles(func(name string, _ int64) error {
 		want, err := checksum(name)
 		if err != nil {
 			return err
 		}
-		got, err := checksum(mount + "/tree" + strings.TrimPrefix(name, tree))
+		got, err := checksum(mount + name)
 		if err != nil {
 			return err
 		}

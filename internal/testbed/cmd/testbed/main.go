@@ -17,7 +17,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -87,7 +86,7 @@ func run(ctx context.Context) (int, error) {
 
 func inGuest(ctx context.Context, guest *testbed.Guest, bare bool, limit time.Duration) (int, error) {
 	if !bare {
-		if err := testbed.Build(ctx, filepath.Join(guest.Share(), "bin"), testbed.Programs...); err != nil {
+		if err := guest.InstallPrograms(ctx, testbed.Programs...); err != nil {
 			return 1, err
 		}
 	}
