@@ -99,6 +99,13 @@ func (p *Plane) Kill() {
 	}
 }
 
+// Serving tells whether it answers.
+func (p *Plane) Serving() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.server != nil
+}
+
 // Starts tells how often it was launched.
 func (p *Plane) Starts() int {
 	p.mu.Lock()

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/client"
+	"iserd.org/iserd/daemon/daemontest"
+	"iserd.org/iserd/internal/require"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(leakCheck{m}, map[string]func(){"iserd": main, "iserd-io": fakeDataPlane})
+}
+
+// leakCheck looks for goroutines after the tests, not in the programs that the scripts run.
+type leakCheck struct{ m *testing.M }
+
+func (l leakCheck) Run() int {
+	code := l.m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
+
+// fakeDataPlane is a process that speaks like iserd-io and serves nothing.
+func fakeDataPlane() {
+	dir := flag.String("run-dir", "", "")
+	flag.String("log-level", "", "")
+	flag.Parse()
+	if os.Getenv("BROKEN_DATA_PLANE") != "" {
+		fmt.Fprintln(os.Stderr, "cannot start")
+		os.Exit(3)
+	}
+	p := daemontest.NewPlane()
+	if err := p.Serve(*dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	for p.Serving() {
+		time.Sleep(10 * time.Millisecond)
+		if _, err := os.Stat(*dir); err != nil {
+			return // the test is over
+		}
+	}
+}
+
+// TestScripts runs the real program with a fake data plane process.
+func TestScripts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		require.Need(t, "root", errors.New("not root"))
+	}
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata", RequireExplicitExec: true, RequireUniqueNames: true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "status": status, "alive": alive, "killplane": killPlane},
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("R", "--run-dir="+env.WorkDir+"/run")
+			env.Setenv("S", "--state-dir="+env.WorkDir+"/state")
+			env.Setenv("ISERD_INITIATOR_NAME", "iqn.2026-11.org.iserd:0123456789ab") // so that /etc is left alone
+			return nil
+		},
+	})
+}
+
+// exits runs a command and wants an exit code and one line on standard error.
+func exits(ts *testscript.TestScript, neg bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		var e interface{ ExitCode() int }
+		if !errors.As(err, &e) {
+			ts.Fatalf("%v", err)
+		}
+		got = e.ExitCode()
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+	if n := strings.Count(ts.ReadFile("stderr"), "\n"); want != 0 && n != 1 {
+		ts.Fatalf("%d lines on standard error, want one", n)
+	}
+}
+
+// current reads the status of the script's daemon.
+func current(ts *testscript.TestScript) (api.Status, error) {
+	c := client.New(ts.MkAbs("run/control.sock"))
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	r, err := c.Status(ctx)
+	return r.Status, err
+}
+
+// status waits until the daemon's data plane is in a state ("up", "down"), or with "none" until no daemon answers. With a variable name it
+// stores the data plane's pid there.
+func status(ts *testscript.TestScript, _ bool, args []string) {
+	limit := time.Now().Add(20 * time.Second)
+	for {
+		st, err := current(ts)
+		switch {
+		case args[0] == "none" && api.Is(err, api.ErrDaemonUnreachable):
+			return
+		case err == nil && st.DataPlane.State == args[0]:
+			if len(args) > 1 {
+				ts.Setenv(args[1], strconv.Itoa(st.DataPlane.PID))
+			}
+			return
+		}
+		if time.Now().After(limit) {
+			ts.Fatalf("status %+v, %v; want %s", st, err, args[0])
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// alive tells whether a process is there; "! alive" waits until it is gone.
+func alive(ts *testscript.TestScript, neg bool, args []string) {
+	pid, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	limit := time.Now().Add(20 * time.Second)
+	for {
+		there := syscall.Kill(pid, 0) == nil
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && strings.Contains(string(b), ") Z ") {
+			there = false // nobody has collected it yet
+		}
+		if there != neg {
+			return
+		}
+		if !neg || time.Now().After(limit) {
+			ts.Fatalf("process %d: there is %v", pid, there)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func killPlane(ts *testscript.TestScript, _ bool, args []string) {
+	pid, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+}
