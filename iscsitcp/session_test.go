@@ -280,7 +280,7 @@ func TestStatus(t *testing.T) {
 	short.CDB[8] = 16 // 8 KiB into 4 KiB
 	c.submit(inquiry, beyond, beyondWrite, short)
 	c.wait(4)
-	if inquiry.Status != 0 || inquiry.Residual != 255-36 || inquiry.Overflow || string(inquiry.Data[8:13]) != "ISERD" {
+	if inquiry.Status != 0 || inquiry.Residual != 255-74 || inquiry.Overflow || string(inquiry.Data[8:13]) != "ISERD" {
 		t.Errorf("inquiry: status %#02x, residual %d, %q", inquiry.Status, inquiry.Residual, inquiry.Data[:36])
 	}
 	for _, k := range []*iscsi.Task{beyond, beyondWrite} {

@@ -24,9 +24,6 @@ const (
 	statusNoSuchSession  = 0x020a
 )
 
-// firstStatSN makes StatSN wrap early in every session.
-const firstStatSN = 0xfffffff0
-
 type loginState struct {
 	started bool
 	stage   byte
@@ -51,7 +48,7 @@ func (c *Conn) handleLogin(p *PDU) error {
 		c.mu.Lock()
 		c.expCmdSN = p.U32(offCmdSN)
 		c.maxCmdSN = c.expCmdSN + uint32(c.target.config.Window) - 1
-		c.statSN = firstStatSN
+		c.statSN = c.target.config.StatSN
 		c.mu.Unlock()
 	} else if got := p.U32(offExpStatSN); got != c.nextStatSN() {
 		c.violation("ExpStatSN %d in a Login Request, the next StatSN is %d", got, c.nextStatSN())

@@ -138,16 +138,25 @@ func (t *Target) run(lun int, cdb, out []byte) (in []byte, status byte, sense []
 		return illegal(0x25, 0x00) // LOGICAL UNIT NOT SUPPORTED
 	}
 	switch cdb[0] {
+	case 0x28, 0x2a, 0x88, 0x8a:
+		if cdb[1]&0xe0 != 0 { // RDPROTECT, WRPROTECT: the unit has no protection information
+			return illegal(0x24, 0x00)
+		}
+	}
+	switch cdb[0] {
 	case 0x00, 0x35, 0x91: // TEST UNIT READY, SYNCHRONIZE CACHE (10), (16)
 		return nil, 0, nil
 	case 0x03: // REQUEST SENSE
 		return clip(Sense(0, 0, 0), int(cdb[4])), 0, nil
 	case 0x12:
 		b := inquiry()
-		if cdb[1]&1 != 0 {
+		switch {
+		case cdb[1]&1 != 0:
 			if b = u.page(cdb[2]); b == nil {
 				return illegal(0x24, 0x00)
 			}
+		case cdb[2] != 0:
+			return illegal(0x24, 0x00)
 		}
 		return clip(b, int(binary.BigEndian.Uint16(cdb[3:]))), 0, nil
 	case 0x1a, 0x5a: // MODE SENSE (6), (10)
@@ -209,8 +218,11 @@ func (t *Target) reportLUNs() []byte {
 }
 
 func inquiry() []byte {
-	b := make([]byte, 36)
-	b[2], b[3], b[4], b[7] = 0x06, 0x02, 31, 0x02 // SPC-4, response format 2, CmdQue
+	b := make([]byte, 74)
+	b[2], b[3], b[4], b[7] = 0x06, 0x02, byte(len(b)-5), 0x02  // SPC-4, response format 2, CmdQue
+	for i, version := range []uint16{0x0960, 0x0460, 0x04c0} { // iSCSI, SPC-4, SBC-3
+		binary.BigEndian.PutUint16(b[58+2*i:], version)
+	}
 	copy(b[8:], "ISERD   ")
 	copy(b[16:], "TEST TARGET     ")
 	copy(b[32:], "1   ")
@@ -249,24 +261,38 @@ func (u *Unit) page(code byte) []byte {
 	return append([]byte{0, code, byte(len(body) >> 8), byte(len(body))}, body...)
 }
 
-// modeSense answers with the caching page, WCE set, and tells whether the unit is write protected.
+// modeSense answers with the caching page (WCE set) and the control page, and tells whether the unit is write protected.
 func (u *Unit) modeSense(cdb []byte) ([]byte, byte, []byte) {
-	page := cdb[2] & 0x3f
-	if page != 0x08 && page != 0x3f {
-		return nil, statusCheck, senseIllegal(0x24, 0x00)
-	}
 	caching := make([]byte, 20)
 	caching[0], caching[1], caching[2] = 0x08, 18, 0x04
-	wp := byte(0x10) // DPOFUA
+	control := make([]byte, 12)
+	control[0], control[1] = 0x0a, 10
+	var pages []byte
+	switch cdb[2] & 0x3f {
+	case 0x08:
+		pages = caching
+	case 0x0a:
+		pages = control
+	case 0x3f:
+		pages = append(caching, control...)
+	default:
+		return nil, statusCheck, senseIllegal(0x24, 0x00)
+	}
+	if cdb[2]>>6 == 1 { // what can be changed: nothing
+		for at := 0; at < len(pages); at += 2 + int(pages[at+1]) {
+			clear(pages[at+2 : at+2+int(pages[at+1])])
+		}
+	}
+	device := byte(0x10) // DPOFUA
 	if u.ReadOnly {
-		wp |= 0x80
+		device |= 0x80
 	}
 	if cdb[0] == 0x1a {
-		b := append([]byte{0, 0, wp, 0}, caching...)
+		b := append([]byte{0, 0, device, 0}, pages...)
 		b[0] = byte(len(b) - 1)
 		return clip(b, int(cdb[4])), 0, nil
 	}
-	b := append([]byte{0, 0, 0, wp, 0, 0, 0, 0}, caching...)
+	b := append([]byte{0, 0, 0, device, 0, 0, 0, 0}, pages...)
 	binary.BigEndian.PutUint16(b, uint16(len(b)-2))
 	return clip(b, int(binary.BigEndian.Uint16(cdb[7:]))), 0, nil
 }

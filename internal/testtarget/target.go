@@ -31,10 +31,11 @@ type Config struct {
 	// ErrorRecoveryLevel, MaxConnections.
 	Keys map[string]string
 
-	Window         int  // commands that may be outstanding; 0 means 64
-	DataInSize     int  // bytes of a Data-In PDU at most; 0 means what the initiator takes
-	SeparateStatus bool // status in a SCSI Response always; otherwise GOOD status rides on the last Data-In
-	TextSize       int  // bytes of a Text Response at most; 0 means what the initiator takes
+	StatSN         uint32 // of the first Login Response; 0 means 0xfffffff0, so that it wraps early
+	Window         int    // commands that may be outstanding; 0 means 64
+	DataInSize     int    // bytes of a Data-In PDU at most; 0 means what the initiator takes
+	SeparateStatus bool   // status in a SCSI Response always; otherwise GOOD status rides on the last Data-In
+	TextSize       int    // bytes of a Text Response at most; 0 means what the initiator takes
 
 	Hooks Hooks
 }
@@ -90,6 +91,9 @@ func Start(config Config) (*Target, error) {
 	}
 	if config.Window == 0 {
 		config.Window = 64
+	}
+	if config.StatSN == 0 {
+		config.StatSN = 0xfffffff0
 	}
 	if len(config.Units) == 0 {
 		config.Units = []*Unit{NewUnit(defaultSize)}

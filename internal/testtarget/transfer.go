@@ -1,5 +1,7 @@
 package testtarget
 
+import "errors"
+
 // transfer is one SCSI command on its way through the target. A write stays in Conn.tasks until all of its data has come:
 //
 //	command -> unsolicited Data-Out ... F -> R2T -> Data-Out ... F -> R2T -> ... -> execute -> Data-In ... -> response
@@ -111,7 +113,7 @@ func (c *Conn) askOrExecute(t *transfer) error {
 	return nil
 }
 
-// dataOut takes a Data-Out and judges it (section 11.7).
+// dataOut takes a Data-Out and judges it (section 11.7). One that is out of order ends the connection, as error recovery level 0 has it.
 func (c *Conn) dataOut(p *PDU) error {
 	t := c.tasks[p.ITT()]
 	if t == nil {
@@ -135,10 +137,11 @@ func (c *Conn) dataOut(p *PDU) error {
 	isFinal, offset, n := p.BHS[offFlags]&final != 0, int(p.U32(offOffset)), len(p.Data)
 	if p.U32(offDataSN) != b.dataSN {
 		c.violation("Data-Out of %#08x: DataSN %d, expected %d", t.itt, p.U32(offDataSN), b.dataSN)
+		return errors.New("Data-Out out of order")
 	}
 	if offset != b.offset || offset+n > b.end {
 		c.violation("Data-Out of %#08x: %d bytes at %d, expected up to %d at %d", t.itt, n, offset, b.end-b.offset, b.offset)
-		return c.reject(p, 0x04)
+		return errors.New("Data-Out out of order")
 	}
 	if isFinal != (offset+n == b.end) {
 		c.violation("Data-Out of %#08x: F bit %v at %d of %d", t.itt, isFinal, offset+n, b.end)
@@ -177,19 +180,17 @@ func (c *Conn) execute(t *transfer) error {
 // respond sends Data-In and the response, with the residual.
 func (c *Conn) respond(t *transfer, in []byte, status byte, sense []byte) error {
 	sent, residual, residualFlag := 0, 0, byte(0)
-	moved := len(t.data)
-	if t.data != nil {
-		moved = t.need
-	}
+	takes := len(in) // bytes that the command itself moves, whatever the initiator expects (section 11.4.5)
 	if t.read {
 		sent = min(len(in), t.edtl)
-		moved = len(in)
+	} else if takes = dataOutLength(c.unit(t.lun), t.cdb); takes < 0 {
+		takes = t.edtl
 	}
 	switch {
-	case moved < t.edtl:
-		residual, residualFlag = t.edtl-moved, 0x02
-	case moved > t.edtl:
-		residual, residualFlag = moved-t.edtl, 0x04
+	case takes < t.edtl:
+		residual, residualFlag = t.edtl-takes, 0x02
+	case takes > t.edtl:
+		residual, residualFlag = takes-t.edtl, 0x04
 	}
 	c.mu.Lock()
 	c.maxCmdSN++
