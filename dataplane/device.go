@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/uapi"
 	"iserd.org/iserd/lu"
@@ -42,17 +43,17 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	p.mu.Unlock()
 	switch {
 	case g == nil:
-		return &ipc.Error{Code: codeNotFound, Text: fmt.Sprintf("session group %q does not exist", a.Group)}
+		return &ipc.Error{Code: api.ErrNotFound, Text: fmt.Sprintf("session group %q does not exist", a.Group)}
 	case taken:
-		return &ipc.Error{Code: codeBusy, Text: fmt.Sprintf("device %d is already served", a.UblkID)}
+		return &ipc.Error{Code: api.ErrBusy, Text: fmt.Sprintf("device %d is already served", a.UblkID)}
 	case a.Queues < 1 || a.Queues > len(p.reactors):
-		return &ipc.Error{Code: codeInvalid, Text: fmt.Sprintf("%d queues; there are %d reactors", a.Queues, len(p.reactors))}
+		return &ipc.Error{Code: api.ErrInvalidArgs, Text: fmt.Sprintf("%d queues; there are %d reactors", a.Queues, len(p.reactors))}
 	case a.Depth < 1 || a.Depth > uapi.UBLK_MAX_QUEUE_DEPTH:
-		return &ipc.Error{Code: codeInvalid, Text: fmt.Sprintf("queue depth %d; 1 to %d are possible", a.Depth, uapi.UBLK_MAX_QUEUE_DEPTH)}
+		return &ipc.Error{Code: api.ErrInvalidArgs, Text: fmt.Sprintf("queue depth %d; 1 to %d are possible", a.Depth, uapi.UBLK_MAX_QUEUE_DEPTH)}
 	}
 	unit := g.unit(a.LUN)
 	if unit == nil || !unit.Usable {
-		return &ipc.Error{Code: codeNotFound, Text: fmt.Sprintf("target %s has no usable logical unit %#x", g.request.Target, a.LUN)}
+		return &ipc.Error{Code: api.ErrNotFound, Text: fmt.Sprintf("target %s has no usable logical unit %#x", g.request.Target, a.LUN)}
 	}
 	char, err := ublk.Open(a.UblkID)
 	if err != nil {
@@ -110,7 +111,7 @@ func (p *Plane) detach(ctx context.Context, id int) error {
 	d := p.devices[id]
 	p.mu.Unlock()
 	if d == nil {
-		return &ipc.Error{Code: codeNotFound, Text: fmt.Sprintf("device %d is not served here", id)}
+		return &ipc.Error{Code: api.ErrNotFound, Text: fmt.Sprintf("device %d is not served here", id)}
 	}
 	stopped := false
 	select {

@@ -186,6 +186,14 @@ func (p *path) logout(ctx context.Context) error {
 	case <-ctx.Done():
 		err = fmt.Errorf("%w: no answer to Logout Request in time", iscsi.ErrTimeout)
 	}
+	if err == nil {
+		// The target closes the connection; one that does not is not waited for.
+		select {
+		case <-down:
+		case <-time.After(closeTimeout):
+		case <-ctx.Done():
+		}
+	}
 	// Whatever the target said, the session is over.
 	p.reactor.Call(func() {
 		if p.session != nil {
@@ -196,6 +204,9 @@ func (p *path) logout(ctx context.Context) error {
 	p.reactor.Call(p.fail)
 	return err
 }
+
+// closeTimeout is how long a target may take to close the connection of a session that was logged out.
+const closeTimeout = time.Second
 
 // errLoggedOut ends a session that did not answer to Logout.
 var errLoggedOut = errors.New("logged out")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/rdma"
 )
@@ -115,27 +116,27 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 	case ipc.MethodLogout:
 		return handle(body, func(r ipc.LogoutRequest) (any, error) { return ipc.Empty{}, p.logout(ctx, r.Group) })
 	case ipc.MethodAttach:
-		return handle(body, func(r ipc.AttachRequest) (any, error) { return ipc.Empty{}, classify(p.attach(ctx, r)) })
+		return handle(body, func(r ipc.AttachRequest) (any, error) { return ipc.Empty{}, coded(p.attach(ctx, r)) })
 	case ipc.MethodDetach:
-		return handle(body, func(r ipc.DetachRequest) (any, error) { return ipc.Empty{}, classify(p.detach(ctx, r.UblkID)) })
+		return handle(body, func(r ipc.DetachRequest) (any, error) { return ipc.Empty{}, coded(p.detach(ctx, r.UblkID)) })
 	case ipc.MethodState:
 		return p.state(), nil
 	case ipc.MethodShutdown:
 		return handle(body, func(r ipc.ShutdownRequest) (any, error) {
 			if r.OnlyIfIdle && !p.Idle() {
-				return nil, &ipc.Error{Code: codeBusy, Text: "sessions or devices are in use"}
+				return nil, &ipc.Error{Code: api.ErrBusy, Text: "sessions or devices are in use"}
 			}
 			p.config.Exit()
 			return ipc.Empty{}, nil
 		})
 	}
-	return nil, &ipc.Error{Code: codeInvalid, Text: fmt.Sprintf("method %q is unknown to this data plane (version %d)", method, ipc.Version)}
+	return nil, &ipc.Error{Code: api.ErrInvalidArgs, Text: fmt.Sprintf("method %q is unknown to this data plane (version %d)", method, ipc.Version)}
 }
 
 func handle[T any](body json.RawMessage, f func(T) (any, error)) (any, error) {
 	var request T
 	if err := json.Unmarshal(body, &request); err != nil {
-		return nil, &ipc.Error{Code: codeInvalid, Text: "request: " + err.Error()}
+		return nil, &ipc.Error{Code: api.ErrInvalidArgs, Text: "request: " + err.Error()}
 	}
 	return f(request)
 }
@@ -155,7 +156,7 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (*ipc.Group, erro
 	p.mu.Lock()
 	if p.groups[r.Group] != nil || p.pending[r.Group] {
 		p.mu.Unlock()
-		return nil, &ipc.Error{Code: codeAlreadyLoggedIn, Text: fmt.Sprintf("target %s at %s is already logged in", r.Target, r.Portal)}
+		return nil, &ipc.Error{Code: api.ErrAlreadyLoggedIn, Text: fmt.Sprintf("target %s at %s is already logged in", r.Target, r.Portal)}
 	}
 	p.pending[r.Group] = true
 	p.mu.Unlock()
@@ -185,14 +186,14 @@ func (p *Plane) logout(ctx context.Context, id string) error {
 	g := p.groups[id]
 	if g == nil {
 		p.mu.Unlock()
-		return &ipc.Error{Code: codeSessionNotFound, Text: fmt.Sprintf("session group %q does not exist", id)}
+		return &ipc.Error{Code: api.ErrSessionNotFound, Text: fmt.Sprintf("session group %q does not exist", id)}
 	}
 	g.mu.Lock()
 	devices := g.devices
 	g.mu.Unlock()
 	if devices > 0 {
 		p.mu.Unlock()
-		return &ipc.Error{Code: codeBusy, Text: fmt.Sprintf("%d devices of %s are still attached", devices, g.request.Target)}
+		return &ipc.Error{Code: api.ErrBusy, Text: fmt.Sprintf("%d devices of %s are still attached", devices, g.request.Target)}
 	}
 	delete(p.groups, id)
 	p.pending[id] = true

@@ -60,7 +60,7 @@ func (g *group) snapshot() *ipc.Group {
 		InitiatorName: g.request.InitiatorName, Sessions: []ipc.Session{}, Units: []ipc.Unit{},
 	}
 	if g.err != nil {
-		s.Error = &ipc.Error{Code: codeOf(g.err), Text: g.err.Error()}
+		s.Error = classify(g.err)
 	}
 	for _, p := range g.paths {
 		s.Sessions = append(s.Sessions, p.info)

@@ -84,6 +84,7 @@ type Session struct {
 	}
 	logoutTag uint32
 	logout    func(error)
+	loggedOut bool // the target has agreed to the end
 
 	bhs pdu.BHS // of the PDU being built; the Datamover copies it
 }
@@ -395,8 +396,12 @@ func (s *Session) reject(r pdu.Reject) error {
 	return &RejectError{Reason: r.Reason()}
 }
 
-// Logout asks the target to end the session. done runs on the owner with nil when the target agreed, and the session then ends through Down.
-// Outstanding tasks must have ended before: the target ends what is left (RFC 7143 section 11.14).
+// Logout asks the target to end the session. done runs on the owner with nil when the target agreed; the target then ends the connection, and
+// Down follows. Should it not do so, Terminate does. Outstanding tasks must have ended before: the target ends what is left (RFC 7143
+// section 11.14).
+//
+// The connection is left to the target because LIO is still at work on the logout when its response arrives: isert warns about a command that
+// is released twice when the initiator disconnects in that moment (seen on Linux 7.2).
 func (s *Session) Logout(done func(error)) {
 	if s.state != StateLoggedIn {
 		done(fmt.Errorf("session is in state %v", s.state))
@@ -426,8 +431,8 @@ func (s *Session) logoutResponse(l pdu.LogoutResponse) error {
 		done(err)
 		return err
 	}
+	s.loggedOut = true
 	done(nil)
-	s.end(nil)
 	return nil
 }
 
@@ -456,7 +461,6 @@ func (s *Session) ConnectionTerminateNotify(err error) {
 	if s.state == StateFree {
 		return
 	}
-	asked := s.state == StateCleanupWait && s.reason == nil
 	if s.state != StateCleanupWait {
 		s.reason = err
 	}
@@ -479,9 +483,8 @@ func (s *Session) ConnectionTerminateNotify(err error) {
 		s.logout = nil
 	}
 	if s.options.Down != nil {
-		if asked {
-			s.options.Down(nil)
-			return
+		if s.loggedOut {
+			s.reason = nil
 		}
 		s.options.Down(s.reason)
 	}

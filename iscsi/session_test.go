@@ -353,9 +353,10 @@ func TestLogout(t *testing.T) {
 	var bhs pdu.BHS
 	pdu.NewLogoutResponse(&bhs, pdu.LogoutSuccess).SetInitiatorTaskTag(request.InitiatorTaskTag())
 	s.w.up.ControlNotify(&bhs, nil)
-	if len(answers) != 1 || answers[0] != nil || s.State() != StateCleanupWait || len(s.downed) != 0 {
-		t.Fatalf("answers %v, state %v, down %v", answers, s.State(), s.downed)
+	if len(answers) != 1 || answers[0] != nil || s.State() != StateInLogout || len(s.downed) != 0 || s.w.ended != nil {
+		t.Fatalf("answers %v, state %v, down %v, connection ended: %v", answers, s.State(), s.downed, s.w.ended)
 	}
+	// The target closes the connection.
 	s.w.up.ConnectionTerminateNotify(errors.New("closed"))
 	if len(s.downed) != 1 || s.downed[0] != nil || s.State() != StateFree {
 		t.Errorf("down %v, state %v", s.downed, s.State())
