@@ -113,7 +113,7 @@ func (s *Service) isLive(ctx context.Context, r *deviceRecord) bool {
 	if err != nil {
 		return !errors.Is(err, ublk.ErrNotFound)
 	}
-	return info.State == ublk.StateLive && info.ServerTag == serverTag(r.Group, r.Unit.LUN)
+	return info.State == ublk.StateLive && info.ServerTag == s.serverTag(r.Group, r.Unit.LUN)
 }
 
 // settle finishes or undoes what a daemon that died had begun: devices that are recorded and not served, devices that are stopped and
@@ -142,6 +142,7 @@ func (s *Service) settle(ctx context.Context, pc planeConn) {
 			s.bury(ctx, pc, r)
 		}
 	}
+	s.sweep(ctx, pc, known)
 	for _, j := range jobs {
 		s.mu.Lock()
 		target, state, units := j.ss.group.Target, j.ss.state, j.ss.group.Units
@@ -178,6 +179,42 @@ func (s *Service) buryDead(ctx context.Context) {
 	for _, r := range s.readDevices() {
 		s.bury(ctx, planeConn{}, r)
 	}
+	s.sweep(ctx, planeConn{}, nil)
+}
+
+// sweep deletes devices that carry our mark, have no record and are not among the known ones.
+func (s *Service) sweep(ctx context.Context, pc planeConn, known map[int]bool) {
+	ids, err := s.opt.Devices()
+	if err != nil {
+		s.log.WithError(err).Error("block devices cannot be listed")
+		return
+	}
+	recorded := s.readDevices()
+	for _, id := range ids {
+		if _, ok := recorded[id]; ok || known[id] {
+			continue
+		}
+		b, err := s.control()
+		if err != nil {
+			return
+		}
+		info, err := step(ctx, s, func(ctx context.Context) (ublk.DeviceInfo, error) { return b.Info(ctx, id) })
+		if err == nil && info.ServerTag>>16 == s.instanceTag()>>16 {
+			s.discard(ctx, pc, b, &device{deviceRecord: deviceRecord{UblkID: id}})
+		}
+	}
+}
+
+// discard stops and removes a device that nobody serves.
+func (s *Service) discard(ctx context.Context, pc planeConn, b Blocks, d *device) {
+	ctx, cancel := s.undo(ctx)
+	defer cancel()
+	s.logged(s.run(ctx, func(ctx context.Context) error { return b.Stop(ctx, d.UblkID) }), d.UblkID, "stop")
+	err := s.remove(ctx, pc, d)
+	s.logged(err, d.UblkID, "remove")
+	if err == nil {
+		s.log.WithField("dev", d.path()).Warn("removed a device that nobody served")
+	}
 }
 
 // bury deletes a recorded device that nobody serves, if it is still the one that was recorded.
@@ -200,19 +237,12 @@ func (s *Service) bury(ctx context.Context, pc planeConn, r deviceRecord) {
 	case err != nil:
 		log.WithError(err).Error("a device may be left from an earlier run")
 		return
-	case info.ServerTag != serverTag(r.Group, r.Unit.LUN):
+	case info.ServerTag != s.serverTag(r.Group, r.Unit.LUN):
 		log.Warn("the number now belongs to a device of another program; only the record is removed")
 		s.removeDevice(r.UblkID)
 		return
 	}
-	ctx, cancel := s.undo(ctx)
-	defer cancel()
-	s.logged(s.run(ctx, func(ctx context.Context) error { return b.Stop(ctx, r.UblkID) }), r.UblkID, "stop")
-	err = s.remove(ctx, pc, &device{deviceRecord: r})
-	s.logged(err, r.UblkID, "remove")
-	if err == nil {
-		log.Warn("removed a device that nobody served")
-	}
+	s.discard(ctx, pc, b, &device{deviceRecord: r})
 }
 
 // groupEvent takes over what the data plane says about a group.

@@ -16,12 +16,24 @@ import (
 
 const minIO = 4096 // smallest limit of a request that the block layer works with, bytes
 
-// serverTag marks a device as one of ours in the driver's own memory: "iser", and a hash of what it serves. Together with the record in
-// RUN/devices it keeps a clean-up from deleting a device of another program that got the same number.
-func serverTag(group string, lun uint64) uint64 {
+// serverTag marks a device as ours in the driver's own memory: "iser", 16 bits of a hash of the run directory, 16 bits of one of what it serves. It
+// keeps a clean-up from deleting a device of another program that got the same number, and finds devices whose record is lost.
+//
+//	63        32 31       16 15      0
+//	|  "iser"   |  instance |  unit  |
+func (s *Service) serverTag(group string, lun uint64) uint64 {
+	return s.instanceTag() | uint64(fold(fmt.Sprintf("%s/%x", group, lun)))
+}
+
+func (s *Service) instanceTag() uint64 {
+	return 0x69736572<<32 | uint64(fold(s.opt.RunDir))<<16
+}
+
+func fold(text string) uint16 {
 	h := fnv.New32a()
-	fmt.Fprintf(h, "%s/%x", group, lun)
-	return 0x69736572<<32 | uint64(h.Sum32())
+	_, _ = h.Write([]byte(text))
+	v := h.Sum32()
+	return uint16(v>>16) ^ uint16(v)
 }
 
 // limits returns the properties of the block device for a unit, and the largest request in bytes.
@@ -88,7 +100,7 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 		Schema: deviceSchema, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, PID: pc.hello.PID, Unit: *u, Created: time.Now().UTC(),
 	}
 	spec := ublk.DeviceSpec{
-		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: serverTag(g.ID, u.LUN),
+		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: s.serverTag(g.ID, u.LUN),
 		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&ublk.FeatureUpdateSize,
 	}
 

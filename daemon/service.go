@@ -62,6 +62,7 @@ type Options struct {
 	Discoverer Discoverer
 	Launch     Launcher // nil: somebody else starts the data plane
 	OpenBlocks func() (Blocks, error)
+	Devices    func() ([]int, error)          // numbers of the ublk devices that exist
 	Holders    func(id int) ([]string, error) // who uses /dev/ublkbN
 }
 

@@ -543,6 +543,29 @@ func TestRestartHalfWay(t *testing.T) {
 			t.Errorf("block devices %v", b)
 		}
 	})
+	t.Run("device added, its record lost", func(t *testing.T) {
+		l := newLab(t)
+		d := l.start()
+		l.login(d)
+		d.Kill()
+		if err := l.Blocks.Stop(timeout(t), 1); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Plane.Handle(ctx, ipc.MethodDetach, json.RawMessage(`{"ublk_id":1}`)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(l.RunDir(), "devices", "1.json")); err != nil {
+			t.Fatal(err)
+		}
+		l.Blocks.Foreign(7)
+		d = l.start()
+		if devs := d.Devices(ctx).Devices; len(devs) != 2 {
+			t.Errorf("%+v", devs)
+		}
+		if b := l.Blocks.Left(); !slices.Equal(b, []int{0, 1, 7}) {
+			t.Errorf("block devices %v", b)
+		}
+	})
 	t.Run("number taken by another program", func(t *testing.T) {
 		l := newLab(t)
 		d := l.start()

@@ -109,6 +109,7 @@ func run(f flags) error {
 		Discoverer: discoverer{},
 		Launch:     launcher(conf, f.runDir),
 		OpenBlocks: func() (daemon.Blocks, error) { return ublk.OpenControl() },
+		Devices:    ublk.List,
 		Holders:    holders,
 	})
 	if err != nil {

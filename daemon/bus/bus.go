@@ -17,7 +17,7 @@ import (
 
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/daemon"
-	xmlfiles "iserd.org/iserd/packaging/dbus/interfaces"
+	dbusfiles "iserd.org/iserd/packaging/dbus"
 )
 
 const (
@@ -358,7 +358,7 @@ func describe(n *introspect.Node) string {
 
 // interfaceFile reads the XML of an interface.
 func interfaceFile(name string) []introspect.Interface {
-	b, err := xmlfiles.Files.ReadFile(name + ".xml")
+	b, err := dbusfiles.Files.ReadFile("interfaces/" + name + ".xml")
 	if err != nil {
 		return nil
 	}

@@ -28,7 +28,7 @@ import (
 	"iserd.org/iserd/daemon/daemontest"
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/require"
-	xmlfiles "iserd.org/iserd/packaging/dbus/interfaces"
+	dbusfiles "iserd.org/iserd/packaging/dbus"
 )
 
 const (
@@ -50,8 +50,12 @@ func startBus(t *testing.T, dir string) (address string, kill func()) {
 	t.Helper()
 	exe, err := exec.LookPath("dbus-daemon")
 	require.Need(t, "dbus", err)
-	policy, err := filepath.Abs("../../packaging/dbus/org.iserd.Iser1.conf")
+	rules, err := dbusfiles.Files.ReadFile("org.iserd.Iser1.conf")
 	if err != nil {
+		t.Fatal(err)
+	}
+	policy := filepath.Join(dir, "policy.conf")
+	if err := os.WriteFile(policy, rules, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	conf := fmt.Sprintf(`<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
@@ -355,7 +359,7 @@ func TestXML(t *testing.T) {
 		managerInterface: {managerPath, manager{}}, nodeInterface: {nodePath(nodes[0].ID), node{}}, sessionInterface: {sessionPath(1), session{}},
 		deviceInterface: {devicePath(0), device{}},
 	} {
-		b, err := xmlfiles.Files.ReadFile(iface + ".xml")
+		b, err := dbusfiles.Files.ReadFile("interfaces/" + iface + ".xml")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -94,6 +94,7 @@ func (l *Lab) Start() (*Daemon, error) {
 			}
 			return l.Blocks, nil
 		},
+		Devices: func() ([]int, error) { return l.Blocks.Left(), nil },
 		Holders: l.Blocks.Holders,
 	})
 	if err != nil {
