@@ -40,6 +40,11 @@ const (
 	closed  // nothing is left
 )
 
+var (
+	_ iscsi.Port      = (*Port)(nil)
+	_ iscsi.Datamover = (*Conn)(nil)
+)
+
 // The operations of a connection by token. At most one of each is outstanding.
 const (
 	opReceive uint32 = iota
@@ -62,6 +67,7 @@ type Conn struct {
 	reason      error
 	outstanding [opCount]bool
 	pollFirst   [opCount]bool // the last operation emptied or filled the socket: wait before trying
+	bytesIn     uint64
 
 	mem   *memory
 	keys  settings
@@ -153,6 +159,10 @@ func (c *Conn) Limits() iscsi.Limits {
 	return iscsi.Limits{Outstanding: len(c.tasks), MaxTransfer: maxTransfer}
 }
 
+// Received returns how many bytes have come so far. It moves while Data-In and R2T keep a target busy that the session does not hear of,
+// so a time-out can tell a slow target from a dead one.
+func (c *Conn) Received() uint64 { return c.bytesIn }
+
 // Flush queues one SENDMSG with what is waiting, if none is under way.
 func (c *Conn) Flush() error {
 	if c.state == up && !c.outstanding[opSend] && c.build() {
@@ -218,6 +228,7 @@ func (c *Conn) Complete(token uint32, res int32, flags uint32) {
 func (c *Conn) received(res int32, flags uint32) error {
 	switch {
 	case res > 0:
+		c.bytesIn += uint64(res)
 		c.pollFirst[opReceive] = flags&uapi.IORING_CQE_F_SOCK_NONEMPTY == 0
 		if err := c.landed(int(res)); err != nil {
 			return err

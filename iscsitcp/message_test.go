@@ -209,7 +209,7 @@ func TestControlBuffers(t *testing.T) {
 			}
 			clear(data) // copied before it returned
 		}
-		if err := c.SendControl(&h, []byte{1}, nil); err == nil || !strings.Contains(err.Error(), "target takes nothing") {
+		if err := c.SendControl(&h, []byte{1}, nil); err == nil || !strings.Contains(err.Error(), "no room for more") {
 			t.Fatalf("one too many: %v", err)
 		}
 		list := split(t, drain(c, 100), c.keys)

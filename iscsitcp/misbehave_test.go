@@ -328,6 +328,61 @@ type endRecorder struct{ notes chan error }
 func (endRecorder) ControlNotify(*pdu.BHS, []byte)        {}
 func (r endRecorder) ConnectionTerminateNotify(err error) { r.notes <- err }
 
+// TestDeallocate forgets a task that was aborted, and ends the connection when the task's data is moving.
+func TestDeallocate(t *testing.T) {
+	l := loop.New(t)
+	target := startTarget(t, testtarget.Config{Hooks: testtarget.Hooks{Received: func(c *testtarget.Conn, p *testtarget.PDU) bool {
+		return !c.FullFeature()
+	}}})
+	c := connect(t, l, target, nil)
+	aborted, moving := read10(0, make([]byte, 4096)), write10(0, make([]byte, 4096))
+	c.submit(aborted)
+	for sent := false; !sent; {
+		l.Call(func() { k := c.conn.find(aborted.ITT()); sent = k != nil && k.pending == 0 })
+	}
+	l.Call(func() {
+		c.conn.DeallocateTaskResources(aborted)
+		c.conn.DeallocateTaskResources(aborted)
+		if c.conn.find(aborted.ITT()) != nil || c.conn.state != up {
+			t.Error("task is still there, or the connection is not")
+		}
+		moving.Handler = c
+		c.session.Submit(moving)
+		c.conn.DeallocateTaskResources(moving)
+	})
+	if err := c.end(); err == nil || !strings.Contains(err.Error(), "aborted while its data was moving") {
+		t.Errorf("session ended with %v", err)
+	}
+	c.wait(2)
+}
+
+// TestFlood sends more pings than can be answered, and a request for an answer that is too long.
+func TestFlood(t *testing.T) {
+	for name, flood := range map[string]struct {
+		want string
+		send func(c *testtarget.Conn)
+	}{
+		"many": {"no room for more", func(c *testtarget.Conn) {
+			p := &testtarget.PDU{}
+			p.BHS[0], p.BHS[1] = byte(pdu.OpNOPIn), 0x80
+			p.SetU32(offITT, pdu.ReservedTag)
+			p.SetU32(offTTT, 1)
+			c.WriteBytes(bytes.Repeat(c.Encode(p), 100000))
+		}},
+		"long": {"bytes of data, at most 8192", func(c *testtarget.Conn) { c.Ping(1, make([]byte, controlMax+1)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := loop.New(t)
+			target := startTarget(t, testtarget.Config{})
+			c := connect(t, l, target, nil)
+			go flood.send(target.Conns()[0])
+			if err := c.end(); err == nil || !strings.Contains(err.Error(), flood.want) {
+				t.Errorf("session ended with %v", err)
+			}
+		})
+	}
+}
+
 // TestSlowTarget lets the target handle PDUs in small steps while much is under way in both directions, so that sends are cut at any place.
 func TestSlowTarget(t *testing.T) {
 	l := loop.New(t)

@@ -113,7 +113,7 @@ func (o *sender) init(m *memory, n, maxR2T int) {
 // command returns the place of a new PDU.
 func (o *sender) command() (*element, error) {
 	if o.commands.full() {
-		return nil, fmt.Errorf("%d PDUs wait to be sent: target takes nothing", o.commands.used)
+		return nil, fmt.Errorf("%d PDUs wait to be sent, and there is no room for more", o.commands.used)
 	}
 	return o.commands.push(), nil
 }
@@ -121,7 +121,7 @@ func (o *sender) command() (*element, error) {
 // burst queues a sequence of Data-Out.
 func (o *sender) burst(b burst) error {
 	if o.bursts.full() {
-		return fmt.Errorf("%d answers to R2T wait to be sent: target takes nothing", o.bursts.used)
+		return fmt.Errorf("%d answers to R2T wait to be sent, and there is no room for more", o.bursts.used)
 	}
 	*o.bursts.push() = b
 	return nil
@@ -136,7 +136,7 @@ func (c *Conn) sendControl(bhs *pdu.BHS, data []byte) error {
 		case len(data) > controlMax:
 			return fmt.Errorf("%w: %v with %d bytes of data, at most %d are possible", errBroken, bhs.Opcode(), len(data), controlMax)
 		case n == 0:
-			return fmt.Errorf("%d PDUs with data wait to be sent: target takes nothing", controlBuffers)
+			return fmt.Errorf("%d PDUs with data wait to be sent, and there is no room for more", controlBuffers)
 		}
 		buffer = c.out.free[n-1]
 		c.out.free = c.out.free[:n-1]

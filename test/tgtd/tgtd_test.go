@@ -40,7 +40,7 @@ const (
 )
 
 // start runs a tgtd on a free port; file is what its unit is made of.
-func start(t *testing.T) (d *targets.TGTD, portal, file string) {
+func start(t testing.TB) (d *targets.TGTD, portal, file string) {
 	t.Helper()
 	programs := testbed.TGTD(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -62,7 +62,7 @@ func start(t *testing.T) (d *targets.TGTD, portal, file string) {
 }
 
 // update changes a parameter of the target: what tgtadm does with the socket that the daemon was started with.
-func update(t *testing.T, d *targets.TGTD, name, value string) {
+func update(t testing.TB, d *targets.TGTD, name, value string) {
 	t.Helper()
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID()))
 	if err != nil {
@@ -86,7 +86,7 @@ func config(isid byte) login.Config {
 
 // client is a session with tgtd on a loop.
 type client struct {
-	t       *testing.T
+	t       testing.TB
 	l       *loop.Loop
 	conn    *iscsitcp.Conn
 	session *iscsi.Session
@@ -95,7 +95,7 @@ type client struct {
 	ended   chan *iscsi.Task
 }
 
-func connect(t *testing.T, l *loop.Loop, portal string, c login.Config) *client {
+func connect(t testing.TB, l *loop.Loop, portal string, c login.Config) *client {
 	t.Helper()
 	p, err := iscsitcp.Dial(t.Context(), portal)
 	if err != nil {
