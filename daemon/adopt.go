@@ -250,7 +250,11 @@ func (s *Service) groupEvent(g ipc.Group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ss := s.sessions[g.ID]
-	if ss == nil || ss.state == api.SessionClosing || ss.state == api.SessionLogin && g.State != ipc.GroupFailed {
+	switch {
+	case ss == nil, ss.state == api.SessionLogin && g.State != ipc.GroupFailed:
+		return // unknown, or the answer to the login says the same
+	case ss.state == api.SessionClosing:
+		ss.group = g // for the case that the logout is refused
 		return
 	}
 	old := ss.state

@@ -21,7 +21,8 @@
 //
 // What is desired and what is there are the same thing here: a session group in the data plane is to have a device for each usable unit. The
 // truth about sessions is in the data plane, about devices in the kernel, and about which device is which unit in both the data plane
-// and RUN/devices. A starting daemon reads all three ([Service] adopt.go) and finishes or undoes what a dead one left half-done.
+// and RUN/devices. A starting daemon reads all three ([Service] adopt.go) and finishes or undoes what a dead one left half-done: a session that is
+// there gets its missing devices, also one whose logout was cut short, and a device that no session serves is deleted.
 //
 // # Locks
 //

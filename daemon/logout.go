@@ -177,17 +177,17 @@ func (s *Service) stop(ctx context.Context, b Blocks, d *device, force bool) err
 
 // restore gives a session that could not be ended its devices back.
 func (s *Service) restore(ctx context.Context, pc planeConn, ss *session, gone []*device, failed bool) {
-	if failed {
-		s.setState(ss, api.SessionFailed)
-		return
-	}
-	s.setState(ss, api.SessionUp)
-	if len(gone) == 0 || pc.client == nil {
-		return
-	}
 	s.mu.Lock()
-	units := ss.group.Units
+	ss.state = stateOf(ss.group) // events kept it up to date meanwhile
+	if failed {
+		ss.state = api.SessionFailed
+	}
+	up, units := ss.state == api.SessionUp, ss.group.Units
+	s.changedLocked()
 	s.mu.Unlock()
+	if !up || len(gone) == 0 || pc.client == nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, 4*s.opt.Config.ControlTimeout)
 	defer cancel()
 	if _, err := s.serveUnits(ctx, pc, ss, units); err != nil {

@@ -666,3 +666,29 @@ func TestDiff(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 }
+
+// TestPolicy: every action that a method asks for is declared, and nothing else.
+func TestPolicy(t *testing.T) {
+	b, err := os.ReadFile("../../packaging/polkit/org.iserd.iser1.policy")
+	if errors.Is(err, os.ErrNotExist) {
+		require.Need(t, "source", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p struct {
+		Actions []struct {
+			ID string `xml:"id,attr"`
+		} `xml:"action"`
+	}
+	if err := xml.Unmarshal(b, &p); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, a := range p.Actions {
+		got = append(got, a.ID)
+	}
+	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify}, got); d != "" {
+		t.Error(d)
+	}
+}
