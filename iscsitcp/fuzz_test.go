@@ -1,6 +1,7 @@
 package iscsitcp
 
 import (
+	"bytes"
 	"testing"
 
 	"iserd.org/iserd/iscsi"
@@ -21,13 +22,16 @@ func FuzzReceive(f *testing.F) {
 		w.response(1, 0, 0, nil)
 		w.dataIn(2, 0, 0, make([]byte, 40000), false)
 		w.response(2, 2, 0, []byte("sense"))
-		f.Add(w.b, uint16(1), digest > 0)
+		f.Add(w.b, uint16(11), digest > 0)
 		f.Add(w.b, uint16(47), digest > 0)
 		f.Add(w.b, uint16(65535), digest > 0)
 		f.Add(w.b[:len(w.b)/2], uint16(1000), digest > 0)
 	}
 	const canary, margin = 0xa5, 64
 	f.Fuzz(func(t *testing.T, stream []byte, piece uint16, digest bool) {
+		if len(stream) > 5000*(int(piece)+1) {
+			t.Skip("too many pieces to be quick")
+		}
 		keys := defaultSettings
 		keys.maxOutstandingR2T = 2
 		if digest {
@@ -38,10 +42,7 @@ func FuzzReceive(f *testing.F) {
 		sizes := []int{512, 16000, 40000}
 		var memory [][]byte
 		for i, n := range sizes {
-			m := make([]byte, n+2*margin)
-			for j := range m {
-				m[j] = canary
-			}
+			m := bytes.Repeat([]byte{canary}, n+2*margin)
 			memory = append(memory, m)
 			dir := iscsi.Read
 			if i == 1 {
@@ -57,17 +58,14 @@ func FuzzReceive(f *testing.F) {
 		if err == nil && c.in.w-c.in.r > headerStride+controlMax+digestLength {
 			t.Errorf("%d bytes were not looked at", c.in.w-c.in.r)
 		}
+		untouched := func(b []byte) bool { return bytes.Count(b, []byte{canary}) == len(b) }
 		for i, m := range memory {
-			for j := range margin {
-				if m[j] != canary || m[len(m)-1-j] != canary {
-					t.Fatalf("memory beside task %d was written", i)
-				}
+			if !untouched(m[:margin]) || !untouched(m[margin+sizes[i]:]) {
+				t.Fatalf("memory beside task %d was written", i)
 			}
 		}
-		for _, b := range memory[1][margin : margin+sizes[1]] {
-			if b != canary {
-				t.Fatal("memory of a write was written")
-			}
+		if !untouched(memory[1]) {
+			t.Fatal("memory of a write was written")
 		}
 		ended := 0
 		for _, n := range rec.notes {

@@ -207,7 +207,7 @@ func random(r *rand.Rand, n int) []byte {
 // read in place, and the same PDUs for the session.
 func TestReceivePieces(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for round := range 400 {
+	for round := range 200 {
 		keys := defaultSettings
 		if round&1 != 0 {
 			keys.headerDigest = 4
