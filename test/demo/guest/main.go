@@ -46,7 +46,7 @@ func main() {
 }
 
 // trees are copied to the file system.
-var trees = []string{"/usr/bin", "/usr/share"}
+var trees = []string{"/usr/bin", "/usr/sbin"}
 
 // demo is what the steps share.
 type demo struct {

@@ -166,7 +166,7 @@ func (d *demo) runFio(ctx context.Context, name string, x api.Device, options ..
 
 // fioVerify writes with checksums in every block, and reads all of it back.
 func (d *demo) fioVerify(ctx context.Context) (string, error) {
-	r, err := d.runFio(ctx, "verify", d.devices[0], "--rw=randwrite", "--bsrange=512-1m", "--blockalign=512", "--size=96m", "--iodepth=32",
+	r, err := d.runFio(ctx, "verify", d.devices[0], "--rw=randwrite", "--bsrange=512-1m", "--blockalign=512", "--size=64m", "--iodepth=32",
 		"--serialize_overlap=1", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1")
 	if err != nil {
 		return "", err
