@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path"
@@ -92,13 +93,14 @@ func (h *harness) boot(t *testing.T) error {
 		cfg.Console = os.Stderr
 	}
 	guest, err := h.bed.Boot(context.WithoutCancel(t.Context()), cfg)
-	if err == nil {
-		h.guest = guest
+	if err != nil {
+		return err
 	}
-	return err
+	h.guest = guest
+	return h.uploadData(t)
 }
 
-// install builds a package's tests and puts them into the guest, beside their data; for the scenarios also the project's programs.
+// install builds a package's tests and puts them into the guest; for the scenarios also the project's programs.
 func (h *harness) install(t *testing.T, p Package) error {
 	binary := filepath.Join(t.TempDir(), "test")
 	if err := testbed.BuildTest(t.Context(), binary, "./"+p.Dir); err != nil {
@@ -112,19 +114,50 @@ func (h *harness) install(t *testing.T, p Package) error {
 			return err
 		}
 	}
-	files := []string{binary}
-	if data := filepath.Join(h.root, p.Dir, "testdata"); exists(data) {
-		files = append(files, data)
-	}
-	return h.guest.Upload(t.Context(), guestDir(p), files...)
+	return h.guest.Upload(t.Context(), guestDir(p), binary)
 }
 
-// guestDir is where a package's tests run in the guest.
-func guestDir(p Package) string { return path.Join("/srv/test", p.Dir) }
+// guestRoot stands for the root of the checkout in the guest: files that are not Go are there, so that tests find their data and those
+// of other packages by the usual relative paths.
+const guestRoot = "/srv/test"
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+// guestDir is where a package's tests run in the guest.
+func guestDir(p Package) string { return path.Join(guestRoot, p.Dir) }
+
+// uploadData puts the checkout's files into the guest, Go and hidden ones left out.
+func (h *harness) uploadData(t *testing.T) error {
+	tree := t.TempDir()
+	err := filepath.WalkDir(h.root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(h.root, name)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if rel != "." && (strings.HasPrefix(d.Name(), ".") || rel == "bin") {
+				return filepath.SkipDir
+			}
+			return os.MkdirAll(filepath.Join(tree, rel), 0o755)
+		}
+		if !d.Type().IsRegular() || strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(tree, rel), b, 0o644)
+	})
+	if err != nil {
+		return err
+	}
+	entries, err := filepath.Glob(filepath.Join(tree, "*"))
+	if err != nil {
+		return err
+	}
+	return h.guest.Upload(t.Context(), guestRoot, entries...)
 }
 
 // run executes the tests of a package in the guest.
@@ -180,7 +213,7 @@ func (h *harness) execute(t *testing.T, p Package) (int, error) {
 				"./test", "-test.v=test2json", "-test.timeout=" + packageLimit.String(), "-test.run=^(" + strings.Join(p.Guest, "|") + ")$",
 			},
 			Dir:     guestDir(p),
-			Env:     []string{"REQUIRE=ublk,rdma,root,guest,uring", "GUEST=inside"},
+			Env:     []string{"REQUIRE=ublk,rdma,root,guest,uring,dbus,systemd", "GUEST=inside"},
 			Timeout: packageLimit + time.Minute,
 		}, in, in)
 		in.Close()
@@ -200,7 +233,7 @@ func (h *harness) execute(t *testing.T, p Package) (int, error) {
 	return e.code, nil
 }
 
-// mirrorPackage replays the tests of a binary; what the binary prints outside of tests belongs to t.
+// mirrorPackage replays the tests of a binary and returns how many there were; what the binary prints outside of tests belongs to t.
 func (h *harness) mirrorPackage(t *testing.T, root *node) (ran int) {
 	for {
 		e, ok := root.next()
@@ -208,7 +241,8 @@ func (h *harness) mirrorPackage(t *testing.T, root *node) (ran int) {
 		case !ok:
 			return ran
 		case e.child != nil:
-			t.Run(e.name, func(t *testing.T) { ran += 1 + mirror(t, e.child) })
+			ran++
+			t.Run(e.name, func(t *testing.T) { mirror(t, e.child) })
 		case e.Action == "output" && !frame(e.Output):
 			io.WriteString(t.Output(), e.Output)
 		case e.Action == "fail":
