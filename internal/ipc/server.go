@@ -58,6 +58,9 @@ type Server struct {
 	wg     sync.WaitGroup
 	done   chan struct{}
 
+	requests context.Context // of all requests; ends after the connection was closed
+	withdraw context.CancelFunc
+
 	mu     sync.Mutex
 	client *serverConn
 }
@@ -93,6 +96,7 @@ func Serve(ctx context.Context, path string, h Handler) (*Server, error) {
 	}
 	s := &Server{h: h, ln: ln, lock: lock, done: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.requests, s.withdraw = context.WithCancel(context.WithoutCancel(ctx))
 	s.wg.Add(1)
 	go s.runAccept()
 	go s.runStop()
@@ -129,6 +133,7 @@ func (s *Server) runStop() {
 	<-s.ctx.Done()
 	_ = s.ln.Close() // also removes the socket file
 	s.replace(nil)
+	s.withdraw()
 	s.wg.Wait()
 	_ = s.lock.Close()
 	close(s.done)
@@ -167,7 +172,7 @@ func (s *Server) runAccept() {
 			continue
 		}
 		c := &serverConn{s: s, conn: newConn(uc), slots: make(chan struct{}, maxRequests), running: make(map[uint64]context.CancelFunc)}
-		c.ctx, c.cancel = context.WithCancel(s.ctx)
+		c.ctx, c.cancel = context.WithCancel(s.requests)
 		s.replace(c)
 		s.wg.Add(1)
 		go c.runReader()
@@ -186,9 +191,10 @@ type serverConn struct {
 	running map[uint64]context.CancelFunc
 }
 
+// close ends the connection before the requests, so that their callers hear that it is gone and not that somebody withdrew them.
 func (c *serverConn) close() {
-	c.cancel()
 	_ = c.conn.c.Close()
+	c.cancel()
 }
 
 func (c *serverConn) runReader() {
