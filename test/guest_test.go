@@ -1,6 +1,7 @@
 package test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,9 @@ func choose(root, wish string) ([]Package, error) {
 	}
 	return chosen, nil
 }
+
+// references are packages whose tests log in to targets that the environment names, with the program that makes the targets.
+var references = map[string]string{"iscsi/login": "./test/reference"}
 
 // harness holds the guest, which is replaced when tests may have damaged it.
 type harness struct {
@@ -207,13 +211,22 @@ func (h *harness) execute(t *testing.T, p Package) (int, error) {
 		err  error
 	}
 	ended := make(chan end, 1)
+	env := []string{"REQUIRE=ublk,rdma,root,guest,uring,dbus,systemd,target", "GUEST=inside"}
+	if program := references[p.Dir]; program != "" {
+		named, stop, err := h.reference(t, program)
+		if err != nil {
+			return 0, err
+		}
+		defer stop()
+		env = append(env, named...)
+	}
 	go func() {
 		code, err := h.guest.Run(t.Context(), testbed.Command{
 			Args: []string{
 				"./test", "-test.v=test2json", "-test.timeout=" + packageLimit.String(), "-test.run=^(" + strings.Join(p.Guest, "|") + ")$",
 			},
 			Dir:     guestDir(p),
-			Env:     []string{"REQUIRE=ublk,rdma,root,guest,uring,dbus,systemd", "GUEST=inside"},
+			Env:     env,
 			Timeout: packageLimit + time.Minute,
 		}, in, in)
 		in.Close()
@@ -231,6 +244,39 @@ func (h *harness) execute(t *testing.T, p Package) (int, error) {
 		return e.code, errors.New("the guest ran no test")
 	}
 	return e.code, nil
+}
+
+// reference starts a program that makes targets, and returns the environment it prints and what ends it.
+func (h *harness) reference(t *testing.T, program string) (env []string, stop func(), err error) {
+	if err := h.guest.InstallPrograms(t.Context(), program); err != nil {
+		return nil, nil, err
+	}
+	in, closeInput := io.Pipe()
+	out, in2 := io.Pipe()
+	var said strings.Builder
+	ended := make(chan error, 1)
+	go func() {
+		code, err := h.guest.Run(t.Context(), testbed.Command{Args: []string{path.Base(program)}, Stdin: in, Timeout: packageLimit}, in2, &said)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("%s: %s", program, strings.TrimSpace(said.String()))
+		}
+		in2.CloseWithError(err)
+		ended <- err
+	}()
+	stop = func() {
+		closeInput.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	sc := bufio.NewScanner(out)
+	for sc.Scan() && sc.Text() != "" {
+		env = append(env, sc.Text())
+	}
+	if err := sc.Err(); err != nil {
+		return nil, nil, err
+	}
+	return env, stop, nil
 }
 
 // mirrorPackage replays the tests of a binary and returns how many there were; what the binary prints outside of tests belongs to t.

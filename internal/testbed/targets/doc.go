@@ -11,6 +11,7 @@
 //     1.0.97). It takes that port even when only its TCP target is wanted, if it is free. So at one time either one tgtd or LIO has iSER
 //     on port 3260; give the other another port.
 //   - tgtd over iSER admits only initiators that are named: the address list alone is not enough (login ends with 02/03).
+//   - tgtd does not redirect an initiator whose own address is the one it would be sent to.
 //   - tgtd ends with a segmentation fault when an iSER target is deleted, so [TGTD.Close] kills it instead of asking.
 //   - Removing a LIO target whose sessions hang waits in the kernel. Closing sessions first is the test's business.
 package targets

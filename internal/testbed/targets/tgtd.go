@@ -33,18 +33,34 @@ type TGTDConfig struct {
 	Initiators []string       // names that may log in; required over iSER. Empty admits everyone over TCP
 }
 
+// TGTTarget is a further target of a tgtd, see [TGTD.Add].
+type TGTTarget struct {
+	Name       string
+	Units      []Unit         // unit i has LUN i+1
+	Initiators []string       // as in TGTDConfig
+	CHAP       *CHAP          // whom it admits; everyone when nil
+	Redirect   netip.AddrPort // sends initiators to this portal, for the time being; does not when zero
+}
+
+// CHAP holds the secrets of a login (RFC 7143 section 13.11). Secrets of 12 to 16 bytes suit every target.
+type CHAP struct {
+	User, Secret             string // of the initiator
+	TargetUser, TargetSecret string // of the target, for mutual authentication; empty without
+}
+
 // tgtPort is the only port on which tgtd serves iSER.
 const tgtPort = 3260
 
-// TGTD is a running tgtd. Its methods may be called from several goroutines.
+// TGTD is a running tgtd. Name, LUNs and Sessions speak of its first target. Its methods may be called from several goroutines.
 type TGTD struct {
 	cfg  TGTDConfig
 	dir  string // socket of the daemon, and files of ramdisks
 	cmd  *exec.Cmd
 	dead chan struct{}
 
-	mu  sync.Mutex
-	log bytes.Buffer // what the daemon printed
+	mu      sync.Mutex
+	log     bytes.Buffer // what the daemon printed
+	targets int          // how many were made; the last one's tid
 
 	closing sync.Once
 }
@@ -168,13 +184,22 @@ func (t *TGTD) setUp(ctx context.Context) error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	steps := [][]string{{"--mode", "target", "--op", "new", "--tid", "1", "-T", t.cfg.Name}}
-	for i, u := range t.cfg.Units {
+	return t.Add(ctx, TGTTarget{Name: t.cfg.Name, Units: t.cfg.Units, Initiators: t.cfg.Initiators})
+}
+
+// Add makes another target in the daemon, at the same portal and over the same transport.
+func (t *TGTD) Add(ctx context.Context, target TGTTarget) error {
+	t.mu.Lock()
+	t.targets++
+	tid := strconv.Itoa(t.targets)
+	t.mu.Unlock()
+	steps := [][]string{{"--mode", "target", "--op", "new", "--tid", tid, "-T", target.Name}}
+	for i, u := range target.Units {
 		lun := strconv.Itoa(i + 1)
 		path := u.Path
 		switch u.Kind {
 		case Ramdisk:
-			path = filepath.Join(t.dir, "unit-"+lun)
+			path = filepath.Join(t.dir, "unit-"+tid+"-"+lun)
 			fallthrough
 		case FileIO:
 			if err := ensureFile(path, u.Size); err != nil {
@@ -183,19 +208,32 @@ func (t *TGTD) setUp(ctx context.Context) error {
 		default:
 			return fmt.Errorf("tgtd: lun %s: kind %q is not supported", lun, u.Kind)
 		}
-		create := []string{"--mode", "logicalunit", "--op", "new", "--tid", "1", "--lun", lun, "-b", path}
+		create := []string{"--mode", "logicalunit", "--op", "new", "--tid", tid, "--lun", lun, "-b", path}
 		if u.BlockSize != 0 {
 			create = append(create, "--blocksize", strconv.Itoa(u.BlockSize))
 		}
-		params := "scsi_sn=" + u.serial(t.cfg.Name, i+1)
+		params := "scsi_sn=" + u.serial(target.Name, i+1)
 		if u.Product != "" {
 			params += ",product_id=" + u.Product
 		}
-		steps = append(steps, create, []string{"--mode", "logicalunit", "--op", "update", "--tid", "1", "--lun", lun, "--params", params})
+		steps = append(steps, create, []string{"--mode", "logicalunit", "--op", "update", "--tid", tid, "--lun", lun, "--params", params})
 	}
-	steps = append(steps, []string{"--mode", "target", "--op", "bind", "--tid", "1", "-I", "ALL"})
-	for _, name := range t.cfg.Initiators {
-		steps = append(steps, []string{"--mode", "target", "--op", "bind", "--tid", "1", "--initiator-name", name})
+	if c := target.CHAP; c != nil {
+		steps = append(steps, []string{"--mode", "account", "--op", "new", "--user", c.User, "--password", c.Secret},
+			[]string{"--mode", "account", "--op", "bind", "--tid", tid, "--user", c.User})
+		if c.TargetUser != "" {
+			steps = append(steps, []string{"--mode", "account", "--op", "new", "--user", c.TargetUser, "--password", c.TargetSecret},
+				[]string{"--mode", "account", "--op", "bind", "--tid", tid, "--user", c.TargetUser, "--outgoing"})
+		}
+	}
+	if r := target.Redirect; r.IsValid() {
+		for _, nv := range [][2]string{{"RedirectAddress", r.Addr().String()}, {"RedirectPort", strconv.Itoa(int(r.Port()))}, {"RedirectReason", "Temporary"}} {
+			steps = append(steps, []string{"--mode", "target", "--op", "update", "--tid", tid, "--name", nv[0], "--value", nv[1]})
+		}
+	}
+	steps = append(steps, []string{"--mode", "target", "--op", "bind", "--tid", tid, "-I", "ALL"})
+	for _, name := range target.Initiators {
+		steps = append(steps, []string{"--mode", "target", "--op", "bind", "--tid", tid, "--initiator-name", name})
 	}
 	for _, s := range steps {
 		if _, err := t.admin(ctx, s...); err != nil {
