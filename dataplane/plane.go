@@ -25,6 +25,9 @@ type Config struct {
 	Exit     func() // asked for by the control plane
 }
 
+// logoutTimeout is how long the sessions of a group may take to end politely.
+const logoutTimeout = 5 * time.Second
+
 // DefaultPoolSize is the memory for I/O buffers of one reactor, bytes: 32 requests of the largest size.
 const DefaultPoolSize = 16 << 20
 
@@ -81,7 +84,7 @@ func (p *Plane) SetNotify(f func(event string, body any)) {
 
 // Close ends everything: devices are let go of, sessions are logged out, reactors stop.
 func (p *Plane) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), logoutTimeout)
 	defer cancel()
 	p.mu.Lock()
 	devices, groups := p.devices, p.groups
@@ -167,6 +170,15 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (*ipc.Group, erro
 	defer cancel()
 	g, err := p.newGroup(ctx, r)
 	p.mu.Lock()
+	if err == nil && ctx.Err() != nil {
+		// Whoever asked has gone, or the time is over: nobody would know of the group.
+		p.mu.Unlock()
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), logoutTimeout)
+		g.end(end)
+		cancel()
+		err = context.Cause(ctx)
+		p.mu.Lock()
+	}
 	delete(p.pending, r.Group)
 	if err == nil {
 		p.groups[r.Group] = g
@@ -198,7 +210,7 @@ func (p *Plane) logout(ctx context.Context, id string) error {
 	delete(p.groups, id)
 	p.pending[id] = true
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, logoutTimeout)
 	defer cancel()
 	err := g.end(ctx)
 	p.mu.Lock()

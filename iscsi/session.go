@@ -50,6 +50,11 @@ type Options struct {
 	Async func(event pdu.AsyncEvent, lun scsi.LUN, sense []byte)
 }
 
+// meter is what a Datamover has that receives more than the PDUs it passes up: a long transfer over a slow link is a sign of life, too.
+type meter interface {
+	Received() uint64 // bytes so far
+}
+
 // controlSlots are the tags kept for NOP-Out, task management, text and logout requests, so that they never wait behind commands.
 const controlSlots = 8
 
@@ -67,6 +72,8 @@ type Session struct {
 	cmdSN     uint32 // of the next command
 	expStatSN uint32
 
+	unordered bool // StatSN is not to be relied on: see Limits
+
 	slots      []*Task  // by slot of the ITT; nil when free
 	generation []uint16 // by slot, the upper half of the ITT: an answer to an earlier use of the slot is recognised
 	free       []uint16 // free slots, last in first out
@@ -77,6 +84,7 @@ type Session struct {
 
 	received uint64 // PDUs, so that a tick sees whether anything came
 	seen     uint64
+	meter    meter // nil if the Datamover has none
 	lastRecv time.Time
 	ping     struct {
 		tag  uint32 // noTag when none is under way
@@ -105,6 +113,7 @@ func NewSession(mover Datamover, result *login.Result, options Options, now time
 		window:     serial.Window{ExpCmdSN: result.ExpCmdSN, MaxCmdSN: result.MaxCmdSN},
 		cmdSN:      result.CmdSN,
 		expStatSN:  result.ExpStatSN,
+		unordered:  limits.Unordered,
 		slots:      make([]*Task, n),
 		generation: make([]uint16, n+controlSlots),
 		free:       make([]uint16, 0, n),
@@ -114,6 +123,7 @@ func NewSession(mover Datamover, result *login.Result, options Options, now time
 		s.free = append(s.free, uint16(i))
 	}
 	s.ping.tag, s.logoutTag = noTag, noTag
+	s.meter, _ = mover.(meter)
 	if err := mover.EnableDatamover(s); err != nil {
 		return nil, err
 	}
@@ -138,7 +148,6 @@ func (s *Session) WindowWaits() uint64 { return s.waited }
 // The command leaves at the next Flush.
 func (s *Session) Submit(t *Task) {
 	t.SenseLen, t.Residual, t.Overflow, t.next = 0, 0, false, nil
-	t.Mover = MoverState{}
 	if s.state != StateLoggedIn {
 		t.Outcome = NotSent
 		t.Handler.TaskDone(t)
@@ -235,15 +244,24 @@ func (s *Session) ControlNotify(bhs *pdu.BHS, data []byte) {
 
 // status checks and advances StatSN, and takes over the window of a PDU that carries status.
 func (s *Session) status(statSN, expCmdSN, maxCmdSN uint32) error {
-	if statSN != s.expStatSN {
-		// A gap is a lost status and a step back is a duplicate that error recovery level 0 cannot explain: either way the
-		// connection can no longer be trusted (RFC 7143 section 7.1.4).
+	switch distance := serial.Distance(s.expStatSN, statSN); {
+	case distance == 0:
+		s.expStatSN++
+	case s.unordered && distance > 0 && distance < maxDisorder:
+		s.expStatSN = statSN + 1
+	case s.unordered && distance < 0 && distance > -maxDisorder:
+	default:
+		// A gap is a lost status and a step back is a duplicate that error recovery level 0 cannot explain: either way the connection
+		// can no longer be trusted (RFC 7143 section 7.1.4).
 		return violation("4.2.2.2", "StatSN %d, expected %d", statSN, s.expStatSN)
 	}
-	s.expStatSN++
 	s.window.Update(expCmdSN, maxCmdSN)
 	return nil
 }
+
+// maxDisorder bounds how far a StatSN may be from the one that is expected where order is not kept: no more responses can be under way than
+// there are tags.
+const maxDisorder = 256
 
 func (s *Session) scsiResponse(r pdu.SCSIResponse, data []byte) error {
 	itt := r.InitiatorTaskTag()
@@ -317,8 +335,12 @@ func (s *Session) Tick(now time.Time) {
 	if s.state >= StateCleanupWait {
 		return
 	}
-	if s.received != s.seen {
-		s.seen, s.lastRecv = s.received, now
+	activity := s.received
+	if s.meter != nil {
+		activity += s.meter.Received()
+	}
+	if activity != s.seen {
+		s.seen, s.lastRecv = activity, now
 	}
 	if s.ping.tag != noTag {
 		// Anything received after the ping proves that the target lives; the answer itself may wait behind data.

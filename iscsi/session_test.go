@@ -198,6 +198,35 @@ func TestResponseFields(t *testing.T) {
 	}
 }
 
+// Over a Datamover on which StatSN is not to be relied on, numbers may be early, late or used twice, as isert makes them; what is out of all
+// proportion is still an error.
+func TestUnorderedStatus(t *testing.T) {
+	s := newScript(t, 64, Options{})
+	s.unordered = true
+	base := s.statSN
+	answer := func(statSN uint32) {
+		task := s.task(Read, 512)
+		s.Submit(task)
+		s.respond(task.ITT(), func(r pdu.SCSIResponse) { r.SetStatSN(base + statSN) }, nil)
+	}
+	for i, c := range []struct{ statSN, exp uint32 }{{0, 1}, {2, 3}, {1, 3}, {3, 4}, {3, 4}, {4, 5}, {5 + maxDisorder - 1, 5 + maxDisorder}, {6, 5 + maxDisorder}} {
+		answer(c.statSN)
+		if got := s.expStatSN - base; got != c.exp || s.State() != StateLoggedIn {
+			t.Fatalf("step %d: expected StatSN %d, want %d (state %v, %v)", i, got, c.exp, s.State(), s.w.ended)
+		}
+	}
+	for _, bad := range []uint32{maxDisorder, 1 << 31, 1000000, ^uint32(maxDisorder - 1)} {
+		s := newScript(t, 64, Options{})
+		s.unordered = true
+		task := s.task(Read, 512)
+		s.Submit(task)
+		s.respond(task.ITT(), func(r pdu.SCSIResponse) { r.SetStatSN(s.statSN + bad) }, nil)
+		if s.State() != StateCleanupWait {
+			t.Errorf("StatSN %d ahead is taken", bad)
+		}
+	}
+}
+
 // An answer to an earlier use of a tag is not taken for one to the present use.
 func TestTagReuse(t *testing.T) {
 	s := newScript(t, 64, Options{MaxOutstanding: 1})

@@ -46,20 +46,10 @@ type Task struct {
 	SenseLen int
 	Sense    [MaxSense]byte
 
-	// Mover is for the Datamover.
-	Mover MoverState
-
 	itt    uint32
 	cmdSN  uint32
 	active bool
 	next   *Task // in Session.waiting
-}
-
-// MoverState is what a Datamover keeps with a task.
-type MoverState struct {
-	Done     uint32 // bytes that arrived in order (Data-In) or were sent (Data-Out)
-	Expected uint32 // next DataSN or R2TSN
-	Pending  uint32 // PDUs of the task that still wait in a send queue
 }
 
 // A TaskHandler is told about the end of its tasks, on the session's owner. It may submit again at once.

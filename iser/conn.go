@@ -162,7 +162,7 @@ func (m *Conn) connect(ctx context.Context) error {
 
 // Limits implements [iscsi.Datamover].
 func (m *Conn) Limits() iscsi.Limits {
-	return iscsi.Limits{Outstanding: Outstanding, MaxTransfer: MaxTransfer}
+	return iscsi.Limits{Outstanding: Outstanding, MaxTransfer: MaxTransfer, Unordered: true}
 }
 
 // NoticeKeyValues implements [iscsi.Datamover].

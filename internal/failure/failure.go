@@ -5,6 +5,7 @@ package failure
 import (
 	"context"
 	"errors"
+	"net"
 	"syscall"
 
 	"iserd.org/iserd/api"
@@ -20,8 +21,9 @@ import (
 func Name(err error, fallback string) string {
 	var refused *login.LoginError
 	var violation *pdu.ProtocolError
+	var network net.Error
 	switch {
-	case isAny(err, iscsi.ErrTimeout, context.DeadlineExceeded, rdma.ErrTimeout, syscall.ETIMEDOUT):
+	case isAny(err, iscsi.ErrTimeout, context.DeadlineExceeded, rdma.ErrTimeout, syscall.ETIMEDOUT), errors.As(err, &network) && network.Timeout():
 		return api.ErrTimeout
 	case isAny(err, context.Canceled):
 		return api.ErrCancelled

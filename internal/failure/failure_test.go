@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"testing"
 
@@ -37,6 +38,7 @@ func TestName(t *testing.T) {
 		{rdma.ErrUnreachable, api.ErrConnectionFailed, 4},
 		{syscall.ECONNREFUSED, api.ErrConnectionFailed, 4},
 		{context.DeadlineExceeded, api.ErrTimeout, 8},
+		{os.ErrDeadlineExceeded, api.ErrTimeout, 8},
 		{context.Canceled, api.ErrCancelled, 1},
 		{ublk.ErrBusy, api.ErrBusy, 28},
 		{ublk.ErrNotSupported, api.ErrNotSupported, 27},
