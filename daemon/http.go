@@ -100,7 +100,30 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("/", get(func(r *http.Request) (any, error) {
 		return nil, api.Errorf(api.ErrNotSupported, "%s %s is no request of this daemon", r.Method, r.URL.Path)
 	}))
-	return guard(mux)
+	return guard(s.settled(mux))
+}
+
+// settleTimeout is how long a request waits for a daemon that has just started.
+const settleTimeout = 20 * time.Second
+
+// settled lets requests wait until the daemon knows what a former one has left, so that nobody is told of no devices while there are some. Only
+// the status is answered at any time.
+func (s *Service) settled(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/status" {
+			timeout := time.NewTimer(settleTimeout)
+			defer timeout.Stop()
+			select {
+			case <-s.ready:
+			case <-r.Context().Done():
+				return
+			case <-timeout.C:
+				answer(w, nil, api.Errorf(api.ErrAgain, "the daemon is still starting and waits for its data plane; see: iserctl status"))
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // guard admits root and the daemon's own user.

@@ -77,6 +77,7 @@ type Service struct {
 	plane   *plane
 	targets keyLock
 	jobs    sync.WaitGroup // clean-ups that events started
+	ready   chan struct{}  // closed when what a former daemon left is known
 
 	blocksMu sync.Mutex
 	blocks   Blocks // nil until it could be opened
@@ -110,7 +111,7 @@ func New(opt Options) (*Service, error) {
 	}
 	s := &Service{
 		opt: opt, log: opt.Log, since: time.Now(), sessions: make(map[string]*session), watchers: make(map[chan struct{}]struct{}),
-		bus: "not used",
+		bus: "not used", ready: make(chan struct{}),
 	}
 	for _, d := range []struct {
 		path string
@@ -142,7 +143,10 @@ func New(opt Options) (*Service, error) {
 // Run keeps the data plane alive and in step until ctx ends. ready runs once, when what a former daemon left has been adopted or the first
 // attempt to get there has failed.
 func (s *Service) Run(ctx context.Context, ready func()) {
-	s.plane.run(ctx, ready)
+	s.plane.run(ctx, func() {
+		close(s.ready)
+		ready()
+	})
 	s.jobs.Wait()
 }
 

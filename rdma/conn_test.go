@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -452,35 +451,6 @@ func TestConcurrentClose(t *testing.T) {
 			e.mr.Close()
 			peers[i].close()
 		}
-	}
-}
-
-// TestPortal connects to the iSER portal that RDMA_TEST_PORTAL names, as far as the CM goes.
-func TestPortal(t *testing.T) {
-	portal, err := netip.ParseAddrPort(os.Getenv("RDMA_TEST_PORTAL"))
-	if err != nil {
-		t.Skip("needs RDMA_TEST_PORTAL=ADDRESS:PORT of an iSER target")
-	}
-	defer noLeak(t)
-	e := resolved(t, portal)
-	defer e.close()
-	e.recv(1, 0, 4096)
-	if err := e.cq.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	private, err := e.conn.Connect(testContext(t), ConnectParams{PrivateData: []byte{0xc0, 0, 0, 0}, ResponderResources: MaxResources,
-		InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 6})
-	if err != nil {
-		t.Fatal(err)
-	}
-	attr, err := e.conn.QPAttr()
-	t.Logf("reply %x of %d bytes; %+v, %v", private[:min(len(private), 8)], len(private), attr, err)
-	if err := e.conn.Disconnect(); err != nil {
-		t.Fatal(err)
-	}
-	pump(t, func() bool { return len(e.wcs) == 1 }, e)
-	if !errors.Is(e.wcs[0].Err(), StatusFlushed) {
-		t.Errorf("receive: %v", e.wcs[0].Err())
 	}
 }
 

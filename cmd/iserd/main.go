@@ -136,7 +136,13 @@ func run(f flags) error {
 		}
 	})
 	if f.bus != "none" {
-		begin(func() { bus.Run(ctx, s, bus.Options{Address: f.bus, Log: logrus.NewEntry(log)}) })
+		begin(func() {
+			select {
+			case <-ready: // the bus shows what a former daemon has left from the start
+				bus.Run(ctx, s, bus.Options{Address: f.bus, Log: logrus.NewEntry(log)})
+			case <-ctx.Done():
+			}
+		})
 	}
 	begin(func() { reload(ctx, f, log) })
 	begin(func() {

@@ -109,7 +109,7 @@ func current(ts *testscript.TestScript) (api.Status, error) {
 }
 
 // status waits until the daemon's data plane is in a state ("up", "down"), or with "none" until no daemon answers. With a variable name it
-// stores the data plane's pid there.
+// stores the data plane's pid there; with a pid behind it waits for another data plane than that.
 func status(ts *testscript.TestScript, _ bool, args []string) {
 	limit := time.Now().Add(20 * time.Second)
 	for {
@@ -117,7 +117,7 @@ func status(ts *testscript.TestScript, _ bool, args []string) {
 		switch {
 		case args[0] == "none" && api.Is(err, api.ErrDaemonUnreachable):
 			return
-		case err == nil && st.DataPlane.State == args[0]:
+		case err == nil && st.DataPlane.State == args[0] && (len(args) < 3 || strconv.Itoa(st.DataPlane.PID) != args[2]):
 			if len(args) > 1 {
 				ts.Setenv(args[1], strconv.Itoa(st.DataPlane.PID))
 			}
