@@ -2,6 +2,8 @@ package testbed
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -85,5 +87,23 @@ func TestTexts(t *testing.T) {
 	}
 	if got := lastLines([]byte("a\n\nb\nc\n"), 2); strings.Join(got, ",") != "b,c" {
 		t.Errorf("lastLines: %q", got)
+	}
+}
+
+func TestRemoveStale(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	mine := filepath.Join(os.TempDir(), fmt.Sprintf("%s%d-1", tempPrefix, os.Getpid()))
+	stale := filepath.Join(os.TempDir(), tempPrefix+"2147483646-1")
+	for _, d := range []string{mine, stale} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removeStale()
+	if _, err := os.Stat(mine); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(stale); err == nil {
+		t.Error("a dead process's folder is left")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -95,7 +96,8 @@ func (e *GuestError) Error() string {
 // Errors: [*GuestError] when the guest does not come up or cannot be prepared, [*Problem] for the surroundings.
 func (b *Bed) Boot(ctx context.Context, cfg GuestConfig) (*Guest, error) {
 	begin := time.Now()
-	dir, err := os.MkdirTemp("", "iserd-guest-")
+	removeStale()
+	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", tempPrefix, os.Getpid()))
 	if err != nil {
 		return nil, diskFull(err, os.TempDir())
 	}
@@ -131,6 +133,20 @@ func (b *Bed) Boot(ctx context.Context, cfg GuestConfig) (*Guest, error) {
 	go g.runWatch(ctx)
 	b.log.printf("the guest is ready after %.1f s (Linux %s)", time.Since(begin).Seconds(), g.kernel)
 	return g, nil
+}
+
+// tempPrefix begins the names of guests' temporary folders; the number of the process that made it follows.
+const tempPrefix = "iserd-guest-"
+
+// removeStale removes the temporary folders of harnesses that were killed. Their guests died with them.
+func removeStale() {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), tempPrefix+"*"))
+	for _, d := range dirs {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(d), tempPrefix), "-")
+		if n, err := strconv.Atoi(pid); err == nil && errors.Is(syscall.Kill(n, 0), syscall.ESRCH) {
+			os.RemoveAll(d)
+		}
+	}
 }
 
 // Share returns the folder of the host that the guest sees as /host.

@@ -25,6 +25,9 @@ func main() {
 	defer stop()
 	begin := time.Now()
 	if err := run(ctx); err != nil {
+		if ctx.Err() != nil {
+			err = errors.New("interrupted")
+		}
 		fmt.Fprintf(os.Stderr, "\ndemo failed after %.0f s: %v\n", time.Since(begin).Seconds(), err)
 		os.Exit(1)
 	}
