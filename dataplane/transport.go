@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -36,7 +37,7 @@ func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal st
 			if a, err = r.adapter(dev); err != nil {
 				return iser.Config{}, err
 			}
-			return iser.Config{Owner: r, CQ: a.cq, Domain: a.domain, Pool: r.pool}, nil
+			return iser.Config{Owner: r, CQ: a.cq, Domain: a.domain, Pool: r.pool, Released: func() { go r.release(a) }}, nil
 		})
 		if err != nil {
 			return nil, err
@@ -80,24 +81,34 @@ func (p tcpPort) attach(r *Reactor) (iscsi.Datamover, error) {
 
 func (p tcpPort) device() string { return "" }
 
-// adapter returns what the reactor needs of an RDMA device, made the first time it is asked for: a completion queue, and the registration of
-// its buffer pool. They stay until the reactor ends, so that a login costs no registration.
+// adapter is what a reactor needs of one RDMA device while it has connections there.
+type adapter struct {
+	cq      *rdma.CQ
+	domain  *iser.Domain
+	reactor *Reactor
+	slot    uring.Slot
+	users   int // connections; guarded by Reactor.lock
+}
+
+// adapter returns what the reactor needs of an RDMA device for one more connection, made when it is the first one: a completion queue, and
+// the registration of the reactor's buffer pool. Each call is followed by one of release.
 func (r *Reactor) adapter(dev *rdma.Device) (*adapter, error) {
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	if a := r.devices[dev]; a != nil {
+		a.users++
 		return a, nil
 	}
 	domain, err := iser.NewDomain(dev, r.pool.Region())
 	if err != nil {
 		return nil, err
 	}
-	cq, err := dev.NewCQ(cqEntries)
+	cq, err := dev.NewCQ(min(cqEntries, dev.Limits().MaxCQE))
 	if err != nil {
 		domain.Close()
 		return nil, fmt.Errorf("completion queue on %s: %w", dev.Name(), err)
 	}
-	a := &adapter{cq: cq, domain: domain, reactor: r}
+	a := &adapter{cq: cq, domain: domain, reactor: r, users: 1}
 	r.Call(func() {
 		a.slot = r.ring.Attach(a)
 		a.arm()
@@ -107,19 +118,36 @@ func (r *Reactor) adapter(dev *rdma.Device) (*adapter, error) {
 	return a, nil
 }
 
-// adapter is what a reactor needs of one RDMA device.
-type adapter struct {
-	cq      *rdma.CQ
-	domain  *iser.Domain
-	reactor *Reactor
-	slot    uring.Slot
+// release takes a connection off the adapter. With the last one everything is given back to the device, which could not be removed otherwise.
+// It must not run on the reactor.
+func (r *Reactor) release(a *adapter) {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	if a.users--; a.users > 0 || r.devices[a.domain.Device] != a { // Stop has taken it
+		return
+	}
+	delete(r.devices, a.domain.Device)
+	r.Call(func() {
+		sqe := r.ring.SQE()
+		sqe.PrepCancel(a.slot.Key(pollToken))
+		sqe.UserData = a.slot.Key(cancelToken)
+		r.ring.Detach(a.slot)
+		r.cqs = slices.DeleteFunc(slices.Clone(r.cqs), func(cq *rdma.CQ) bool { return cq == a.cq })
+	})
+	a.close()
 }
+
+// The operations of an adapter on the ring.
+const (
+	pollToken   = 0
+	cancelToken = 1
+)
 
 // arm lets an event of the completion channel wake the ring.
 func (a *adapter) arm() {
 	sqe := a.reactor.ring.SQE()
 	sqe.PrepPollMultishot(a.cq.FD(), unix.POLLIN)
-	sqe.UserData = a.slot.Key(0)
+	sqe.UserData = a.slot.Key(pollToken)
 }
 
 // Complete takes a wake-up of the completion channel. What it announces is found by the poll of the next turn.
@@ -130,7 +158,7 @@ func (a *adapter) Complete(_ uint32, res int32, flags uint32) {
 	}
 }
 
-// close frees the adapter's part. The reactor has ended.
+// close frees what the adapter holds. No connection uses it and the reactor does not poll it any more.
 func (a *adapter) close() {
 	a.cq.Close()
 	a.domain.Close()

@@ -78,6 +78,9 @@ type Config struct {
 	CQ     *rdma.CQ
 	Domain *Domain
 	Pool   *mempool.Pool // of a region that Domain has registered
+
+	// Released runs on the owner when the connection needs none of this any more. It may be nil.
+	Released func()
 }
 
 // Conn is one RDMA connection. It implements [iscsi.Datamover]; before the full feature phase a [Port] drives it.
@@ -103,7 +106,8 @@ type Conn struct {
 	state    connState
 	reason   error
 	keys     login.Keys
-	released func()
+	released func() // see Config
+	gone     func() // of the Port
 }
 
 type connState uint8
@@ -127,7 +131,7 @@ func New(link *rdma.Conn, c Config) (*Conn, error) {
 	}
 	m := &Conn{
 		owner: c.Owner, cq: c.CQ, domain: c.Domain, pool: c.Pool, link: link,
-		buffer: buffer, mem: buffer.Bytes(), lkey: mr.LKey(),
+		buffer: buffer, mem: buffer.Bytes(), lkey: mr.LKey(), released: c.Released,
 	}
 	m.addr = uintptr(unsafe.Pointer(&m.mem[0]))
 	caps := rdma.QPCaps{MaxSend: sendSlots + 2, MaxRecv: recvSlots + 2}
@@ -376,5 +380,8 @@ func (m *Conn) ended() {
 	}
 	if m.released != nil {
 		m.released()
+	}
+	if m.gone != nil {
+		m.gone()
 	}
 }

@@ -17,7 +17,7 @@ import (
 const ACKTimeout = 16 * time.Millisecond
 
 // Dial connects to a portal over RDMA and returns a [Port] for the login. pick gives the owner, the completion queue and the memory for a
-// connection on the adapter that the route goes through.
+// connection on the adapter that the route goes through; its Released runs once, also when Dial fails.
 //
 // Errors: [rdma.ErrNoDevice] when no adapter serves the address, [rdma.ErrRefused] when nobody listens for RDMA there, [rdma.ErrTimeout],
 // [rdma.ErrUnreachable].
@@ -42,6 +42,9 @@ func Dial(ctx context.Context, portal string, pick func(*rdma.Device) (Config, e
 	ch := make(chan made, 1)
 	config.Owner.Do(func() {
 		conn, err := New(link, config)
+		if err != nil && config.Released != nil {
+			config.Released()
+		}
 		ch <- made{conn, err}
 	})
 	m := <-ch

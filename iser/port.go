@@ -25,7 +25,7 @@ func NewPort(conn *Conn, local string) *Port {
 			close(p.gone)
 			return
 		}
-		conn.released = func() { close(p.gone) }
+		conn.gone = func() { close(p.gone) }
 	})
 	return p
 }

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -26,7 +27,8 @@ func launcher(c config.Config, runDir string) daemon.Launcher {
 		if err != nil {
 			return nil, err
 		}
-		cmd := exec.Command(path, "--run-dir", runDir, "--log-level", c.LogLevel)
+		cmd := exec.Command(path, "--run-dir", runDir, "--log-level", c.LogLevel,
+			"--reactors", strconv.Itoa(c.Reactors), "--pool", strconv.Itoa(c.BufferPool))
 		cmd.Dir = "/"
 		cmd.Stderr = os.Stderr
 		cmd.Stdout = os.Stderr

@@ -43,6 +43,8 @@ func (l leakCheck) Run() int {
 func fakeDataPlane() {
 	dir := flag.String("run-dir", "", "")
 	flag.String("log-level", "", "")
+	flag.Int("reactors", 0, "")
+	flag.Int("pool", 0, "")
 	flag.Parse()
 	if os.Getenv("BROKEN_DATA_PLANE") != "" {
 		fmt.Fprintln(os.Stderr, "cannot start")

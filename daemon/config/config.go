@@ -36,6 +36,12 @@ type Config struct {
 	QueueDepth int `mapstructure:"queue_depth"`
 	// MaxIO is the size of the largest request, bytes. 4096 to 1048576, a multiple of 4096, default 524288; the target may lower it.
 	MaxIO int `mapstructure:"max_io"`
+	// Reactors is the number of data-path threads, and with it of sessions with each target and of queues of each device. 0 to 64, default 0:
+	// one for each CPU. It counts when the data plane starts.
+	Reactors int `mapstructure:"reactors"`
+	// BufferPool is the memory for I/O buffers of one reactor, MiB, pinned and registered with the RDMA adapter. 4 to 16384, default 16. It
+	// counts when the data plane starts.
+	BufferPool int `mapstructure:"buffer_pool"`
 }
 
 // Places that Load reads when no file is named.
@@ -45,7 +51,7 @@ var Places = []string{"/usr/lib/iserd/iserd.toml", "/etc/iserd/iserd.toml", "/et
 func Default() Config {
 	return Config{
 		LogLevel: "info", LoginTimeout: 30 * time.Second, DiscoveryTimeout: 15 * time.Second, ControlTimeout: 15 * time.Second,
-		QueueDepth: 128, MaxIO: 512 << 10,
+		QueueDepth: 128, MaxIO: 512 << 10, BufferPool: 16,
 	}
 }
 
@@ -57,6 +63,7 @@ func Load(file string) (Config, error) {
 	defaults := map[string]any{
 		"initiator_name": d.InitiatorName, "log_level": d.LogLevel, "data_plane": d.DataPlane, "login_timeout": d.LoginTimeout,
 		"discovery_timeout": d.DiscoveryTimeout, "control_timeout": d.ControlTimeout, "queue_depth": d.QueueDepth, "max_io": d.MaxIO,
+		"reactors": d.Reactors, "buffer_pool": d.BufferPool,
 	}
 	v.SetEnvPrefix("ISERD")
 	for k, x := range defaults {
@@ -171,6 +178,12 @@ func (c *Config) Check() error {
 	}
 	if c.MaxIO < 4096 || c.MaxIO > 1<<20 || c.MaxIO%4096 != 0 {
 		return bad("max_io is %d, expected a multiple of 4096 from 4096 to 1048576", c.MaxIO)
+	}
+	if c.Reactors < 0 || c.Reactors > 64 {
+		return bad("reactors is %d, expected 0 to 64", c.Reactors)
+	}
+	if c.BufferPool < 4 || c.BufferPool > 16<<10 {
+		return bad("buffer_pool is %d, expected 4 to 16384 (MiB)", c.BufferPool)
 	}
 	return nil
 }

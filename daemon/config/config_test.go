@@ -58,6 +58,8 @@ func TestBad(t *testing.T) {
 		"queue_depth = ":                               "x.toml",
 		"queue_depth = 0":                              "queue_depth is 0",
 		"queue_depth = \"many\"":                       "queue_depth",
+		"reactors = 65":                                "reactors is 65",
+		"buffer_pool = 3":                              "buffer_pool is 3",
 		"max_io = 5000":                                "max_io is 5000",
 		"max_io = 2097152":                             "max_io is 2097152",
 		"log_level = \"loud\"":                         "log_level",
