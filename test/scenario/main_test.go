@@ -39,6 +39,7 @@ func (d *daemon) stop() error {
 	if !d.cmd.ProcessState.Success() {
 		return fmt.Errorf("iserd: %v; its log ends with:\n%s", d.cmd.ProcessState, tail(d.log.Name(), 10))
 	}
+	d.cmd = nil
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		out, _ := exec.Command("pidof", "iserd-io").Output()
 		if len(strings.Fields(string(out))) == 0 {
