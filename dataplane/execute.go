@@ -25,11 +25,11 @@ type execution struct {
 
 // Execute runs one command that reads at most n bytes.
 func (e executor) Execute(ctx context.Context, lun scsi.LUN, cdb [16]byte, n int) (lu.Result, error) {
-	x := &execution{pool: e.p.reactor.pool, done: make(chan *execution, 1)}
+	x := &execution{pool: e.p.reactor.spare, done: make(chan *execution, 1)}
 	e.p.reactor.Do(func() {
 		buffer, ok := x.pool.Get(max(n, 1))
 		if !ok {
-			x.result.Err = errors.New("the I/O buffer pool is exhausted")
+			x.result.Err = errors.New("too many control commands at once")
 			x.done <- x
 			return
 		}
@@ -65,7 +65,7 @@ func (x *execution) TaskDone(t *iscsi.Task) {
 	case iscsi.TargetFailed:
 		x.result.Err = fmt.Errorf("target failure, response code %#02x", t.Response)
 	default:
-		x.result.Err = errors.New("session lost")
+		x.result.Err = iscsi.ErrSessionLost
 	}
 	x.pool.Put(x.buffer)
 	x.done <- x

@@ -46,8 +46,13 @@ func (p *Plane) newGroup(ctx context.Context, request ipc.LoginRequest) (*group,
 	for _, r := range p.reactors {
 		g.paths = append(g.paths, &path{group: g, reactor: r})
 	}
+	whole := false
+	defer func() {
+		if !whole { // also after a panic over what the target has sent
+			g.end(ctx)
+		}
+	}()
 	if err := g.login(ctx); err != nil {
-		g.end(ctx)
 		return nil, err
 	}
 	exec := executor{g.paths[0]}
@@ -59,10 +64,9 @@ func (p *Plane) newGroup(ctx context.Context, request ipc.LoginRequest) (*group,
 	})
 	units, err := lu.ProbeAll(ctx, exec, min(limit, mempool.MaxBlock))
 	if err != nil {
-		g.end(ctx)
 		return nil, fmt.Errorf("logical units of %s: %w", request.Target, err)
 	}
-	g.units = units
+	g.units, whole = units, true
 	return g, nil
 }
 
@@ -121,36 +125,64 @@ func (g *group) sessionEnded(p *path, err error) {
 		g.state, g.since = ipc.GroupRecovering, time.Now()
 	}
 	g.err = err
+	lived := time.Since(p.since)
 	g.tasks.Add(1)
 	g.mu.Unlock()
+	go func() {
+		defer g.tasks.Done()
+		p.runRecovery(lived)
+	}()
 	g.plane.log.WithField("target", g.request.Target).WithField("portal", g.request.Portal).WithField("session", p.reactor.index).
 		WithError(err).Warn("session lost; logging in again")
 	g.plane.notifyGroup(g)
-	go func() {
-		defer g.tasks.Done()
-		p.runRecovery()
-	}()
 }
 
-// runRecovery logs the path in again, for ever, until the group ends. Requests wait for replacementTimeout, then they fail.
-func (p *path) runRecovery() {
+// Pauses between the attempts to log in again. A session that ends soon after it began makes the next pause longer too, so that a target that
+// takes a login and drops it is not stormed.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 2 * time.Second
+	shortLife  = 10 * time.Second
+)
+
+// runRecovery logs the path in again, for ever, until the group ends. Requests wait for replacementTimeout, then they fail. lived is how long
+// the lost session was there.
+func (p *path) runRecovery(lived time.Duration) {
 	g := p.group
 	log := g.plane.log.WithField("target", g.request.Target).WithField("portal", g.request.Portal).WithField("session", p.reactor.index)
+	back := false // guarded by g.mu
 	expire := time.AfterFunc(replacementTimeout, func() {
+		g.mu.Lock()
+		late := back
+		if !late {
+			g.state = ipc.GroupFailed
+		}
+		g.mu.Unlock()
+		if late {
+			return
+		}
 		p.reactor.Do(func() {
 			if p.session == nil {
 				p.fail()
 			}
 		})
-		g.mu.Lock()
-		g.state = ipc.GroupFailed
-		g.mu.Unlock()
 		log.Error("no session within the replacement timeout: requests fail from now on")
 		g.plane.notifyGroup(g)
 	})
 	defer expire.Stop()
-	for delay := 100 * time.Millisecond; ; delay = min(2*delay, 2*time.Second) {
-		ctx, cancel := context.WithTimeout(g.ctx, 15*time.Second)
+	if lived >= shortLife {
+		p.pause = 0
+	}
+	for {
+		if p.pause > 0 {
+			select {
+			case <-time.After(p.pause):
+			case <-g.ctx.Done():
+				return
+			}
+		}
+		p.pause = min(max(2*p.pause, firstPause), lastPause)
+		ctx, cancel := context.WithTimeout(g.ctx, loginTimeout)
 		err := p.login(ctx)
 		cancel()
 		if err == nil {
@@ -160,13 +192,12 @@ func (p *path) runRecovery() {
 		g.mu.Lock()
 		g.err = err
 		g.mu.Unlock()
-		select {
-		case <-time.After(delay):
-		case <-g.ctx.Done():
+		if g.ctx.Err() != nil {
 			return
 		}
 	}
 	g.mu.Lock()
+	back = true
 	g.failed--
 	if g.failed == 0 {
 		g.state, g.since, g.err = ipc.GroupUp, time.Now(), nil
@@ -175,6 +206,9 @@ func (p *path) runRecovery() {
 	log.Info("session is back")
 	g.plane.notifyGroup(g)
 }
+
+// loginTimeout bounds one attempt to bring a session back.
+const loginTimeout = 15 * time.Second
 
 // end logs every path out. What goes wrong is returned, but nothing stays.
 func (g *group) end(ctx context.Context) error {

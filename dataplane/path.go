@@ -33,8 +33,11 @@ type path struct {
 	refuse  bool // do not hold: fail at once
 
 	// Guarded by group.mu.
-	info ipc.Session
-	down chan struct{} // closed when the session that Logout ended is gone
+	info  ipc.Session
+	down  chan struct{} // closed when the session that Logout ended is gone
+	since time.Time     // the present session's begin
+
+	pause time.Duration // before the next login; only the recovery goroutine uses it
 }
 
 // heldTask is a link of the list of held tasks. Losing a session is rare, so it may allocate.
@@ -138,7 +141,7 @@ func (p *path) login(ctx context.Context) error {
 		return err
 	}
 	g.mu.Lock()
-	p.down = lost
+	p.down, p.since = lost, time.Now()
 	p.info = ipc.Session{
 		Reactor:      p.reactor.index,
 		ISID:         isid,

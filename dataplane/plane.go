@@ -43,8 +43,20 @@ type Plane struct {
 	groups  map[string]*group
 	pending map[string]bool // groups that log in or out right now
 	devices map[int]*device
-	notify  func(event string, body any)
+
+	events chan event // for the control plane; see runNotify
+	done   chan struct{}
 }
+
+// event is something that the control plane is told without having asked.
+type event struct {
+	name string
+	body any
+}
+
+// eventQueue bounds the events that wait for a control plane that is slow or stopped. It can ask for the state at any time, so what is too much
+// is dropped.
+const eventQueue = 256
 
 // New starts the reactors.
 func New(c Config) (*Plane, error) {
@@ -59,7 +71,8 @@ func New(c Config) (*Plane, error) {
 		groups:  make(map[string]*group),
 		pending: make(map[string]bool),
 		devices: make(map[int]*device),
-		notify:  func(string, any) {},
+		events:  make(chan event, eventQueue),
+		done:    make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	// The reactors sleep in system calls and must find a processor when they wake; the control goroutines need some beside them.
@@ -75,11 +88,18 @@ func New(c Config) (*Plane, error) {
 	return p, nil
 }
 
-// SetNotify names where events go.
-func (p *Plane) SetNotify(f func(event string, body any)) {
-	p.mu.Lock()
-	p.notify = f
-	p.mu.Unlock()
+// Notify starts to hand events to f, in order, on a goroutine of its own: f may block. Call it once.
+func (p *Plane) Notify(f func(event string, body any)) {
+	go func() {
+		for {
+			select {
+			case e := <-p.events:
+				f(e.name, e.body)
+			case <-p.done:
+				return
+			}
+		}
+	}()
 }
 
 // Close ends everything: devices are let go of, sessions are logged out, reactors stop.
@@ -100,6 +120,7 @@ func (p *Plane) Close() {
 	for _, r := range p.reactors {
 		r.Stop()
 	}
+	close(p.done)
 }
 
 // Idle reports whether nothing is served and nobody is logged in.
@@ -168,6 +189,11 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (*ipc.Group, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
+	defer func() {
+		p.mu.Lock()
+		delete(p.pending, r.Group)
+		p.mu.Unlock()
+	}()
 	g, err := p.newGroup(ctx, r)
 	p.mu.Lock()
 	if err == nil && ctx.Err() != nil {
@@ -179,7 +205,6 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (*ipc.Group, erro
 		err = context.Cause(ctx)
 		p.mu.Lock()
 	}
-	delete(p.pending, r.Group)
 	if err == nil {
 		p.groups[r.Group] = g
 	}

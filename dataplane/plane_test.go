@@ -217,7 +217,7 @@ func TestRecovery(t *testing.T) {
 	p := newPlane(t)
 	target := newTarget(t, testtarget.Config{})
 	events := make(chan ipc.Group, 64)
-	p.SetNotify(func(_ string, body any) { events <- *body.(*ipc.Group) })
+	p.Notify(func(_ string, body any) { events <- *body.(*ipc.Group) })
 	if _, err := ask[ipc.Group](t, p, ipc.MethodLogin, loginTo(target)); err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +273,7 @@ func TestLogoutDuringRecovery(t *testing.T) {
 	}
 	path := p.groups["g1"].paths[1]
 	events := make(chan ipc.Group, 64)
-	p.SetNotify(func(_ string, body any) { events <- *body.(*ipc.Group) })
+	p.Notify(func(_ string, body any) { events <- *body.(*ipc.Group) })
 	target.Close()
 	if g := <-events; g.State != ipc.GroupRecovering || g.Error == nil {
 		t.Errorf("group %+v", g)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,8 +39,9 @@ const (
 type Reactor struct {
 	index  int
 	ring   *uring.Ring
-	pool   *mempool.Pool
+	pool   *mempool.Pool // data of requests
 	memory *lu.Memory
+	spare  *mempool.Pool // messages of connections and data of control commands: what recovery needs while requests hold all of pool
 	clock  clock
 
 	flushers []flusher // sessions, in the order they were added
@@ -77,15 +79,24 @@ const (
 	cqEntries         = 16384
 )
 
+// sparePool is the size of Reactor.spare, bytes: as many connections as a completion queue takes, and some control commands.
+const sparePool = 8 << 20
+
 // newReactor starts a reactor with poolSize bytes of I/O buffers.
 func newReactor(index, poolSize int) (*Reactor, error) {
 	pool, err := mempool.New(poolSize)
 	if err != nil {
 		return nil, fmt.Errorf("reactor %d: %d MiB of I/O buffers: %w", index, poolSize>>20, err)
 	}
+	spare, err := mempool.New(sparePool)
+	if err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("reactor %d: %d MiB of message buffers: %w", index, sparePool>>20, err)
+	}
 	r := &Reactor{
 		index:   index,
 		pool:    pool,
+		spare:   spare,
 		memory:  lu.NewMemory(pool),
 		spin:    spinMax,
 		done:    make(chan struct{}),
@@ -95,6 +106,7 @@ func newReactor(index, poolSize int) (*Reactor, error) {
 	go r.run(started)
 	if err := <-started; err != nil {
 		pool.Close()
+		spare.Close()
 		return nil, fmt.Errorf("reactor %d: %w", index, err)
 	}
 	return r, nil
@@ -198,6 +210,7 @@ func (r *Reactor) Stop() {
 	}
 	r.lock.Unlock()
 	r.pool.Close()
+	r.spare.Close()
 }
 
 // takeMessages runs what others have sent.
@@ -220,12 +233,14 @@ func (r *Reactor) takeMessages() int {
 func (r *Reactor) loop() {
 	idle := time.Time{}
 	lastTick := time.Now()
+	turns := 0
 	for !r.stop {
 		work := 0
 		for _, cq := range r.cqs {
 			n, err := cq.Poll()
 			if err != nil {
-				panic(fmt.Sprintf("reactor %d: poll completion queue: %v", r.index, err)) // a bug or dead hardware: recovery takes over
+				// A dead adapter. Its connections hear of it by an event, or by the silence that follows.
+				r.cqs = slices.DeleteFunc(slices.Clone(r.cqs), func(c *rdma.CQ) bool { return c == cq })
 			}
 			work += n
 		}
@@ -240,9 +255,12 @@ func (r *Reactor) loop() {
 		for _, cq := range r.cqs {
 			cq.Flush()
 		}
+		// Timers and pings may not starve while there is work; while there is, the time is only looked at now and then.
 		if work > 0 {
 			idle = time.Time{}
-			continue
+			if turns++; turns%64 != 0 {
+				continue
+			}
 		}
 		now := time.Now()
 		if now.Sub(lastTick) >= tick {
@@ -251,6 +269,9 @@ func (r *Reactor) loop() {
 			for _, f := range r.flushers {
 				f.Tick(now)
 			}
+		}
+		if work > 0 {
+			continue
 		}
 		if idle.IsZero() {
 			idle = now

@@ -44,8 +44,8 @@ func (p *Plane) objects() ipc.Objects {
 	}
 	for _, r := range p.reactors {
 		r.Call(func() {
-			o.PoolBytes += len(r.pool.Region().Mem)
-			o.PoolBytesUsed += r.pool.InUse()
+			o.PoolBytes += r.pool.Size() + r.spare.Size()
+			o.PoolBytesUsed += r.pool.InUse() + r.spare.InUse()
 		})
 	}
 	return o
@@ -93,8 +93,9 @@ func unitMessage(u *lu.Unit) ipc.Unit {
 
 // notifyGroup tells the control plane about a group.
 func (p *Plane) notifyGroup(g *group) {
-	p.mu.Lock()
-	notify := p.notify
-	p.mu.Unlock()
-	notify(ipc.EventGroup, g.snapshot())
+	select {
+	case p.events <- event{ipc.EventGroup, g.snapshot()}:
+	default:
+		p.log.Debug("the control plane does not take its events")
+	}
 }

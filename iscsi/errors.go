@@ -11,6 +11,7 @@ import (
 var (
 	ErrTimeout     = errors.New("target does not answer")
 	ErrTargetAsked = errors.New("session ended at the target's request")
+	ErrSessionLost = errors.New("session lost before the target answered")
 )
 
 // RejectError is a Reject PDU.

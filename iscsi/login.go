@@ -21,7 +21,10 @@ func Login(ctx context.Context, port Port, config login.Config) (*login.Result, 
 	for request := machine.Start(); ; {
 		bhs, text, err := port.Exchange(ctx, &request.BHS, request.Text, request.Final)
 		if err != nil {
-			return nil, machine.Lost(exchangeError("login request", err))
+			if err = exchangeError("login request", err); errors.Is(err, ErrTimeout) {
+				return nil, err
+			}
+			return nil, machine.Lost(err)
 		}
 		next, result, err := machine.Step(bhs, text)
 		if err != nil {

@@ -343,9 +343,13 @@ func (s *Session) Tick(now time.Time) {
 		s.seen, s.lastRecv = activity, now
 	}
 	if s.ping.tag != noTag {
-		// Anything received after the ping proves that the target lives; the answer itself may wait behind data.
-		if since := now.Sub(s.ping.sent); since > s.options.PingTimeout && s.lastRecv.Before(s.ping.sent) {
-			s.fail(fmt.Errorf("%w: no answer to NOP-Out within %v", ErrTimeout, since.Round(time.Second)))
+		// Anything received after the ping proves that the target lived then; the answer itself may wait behind data.
+		last := s.ping.sent
+		if s.lastRecv.After(last) {
+			last = s.lastRecv
+		}
+		if silence := now.Sub(last); silence > s.options.PingTimeout {
+			s.fail(fmt.Errorf("%w: no answer to NOP-Out and nothing else for %v", ErrTimeout, silence.Round(time.Second)))
 		}
 		return
 	}

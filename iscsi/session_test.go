@@ -330,6 +330,19 @@ func TestPing(t *testing.T) {
 			t.Errorf("ended with %v", s.w.ended)
 		}
 	})
+	t.Run("answers once more and hangs", func(t *testing.T) {
+		s := newScript(t, 8, o)
+		task, hung := s.task(Read, 512), s.task(Read, 512)
+		s.Submit(task)
+		s.Submit(hung)
+		s.Tick(start.Add(5 * time.Second))
+		s.respond(task.ITT(), nil, nil)
+		s.Tick(start.Add(6 * time.Second))
+		s.Tick(start.Add(21 * time.Second))
+		s.want(StateLoggedIn, 1, 1, 3)
+		s.Tick(start.Add(22 * time.Second))
+		s.want(StateCleanupWait, 1, 1, 3)
+	})
 	t.Run("busy target", func(t *testing.T) {
 		// The answer to the ping waits behind data, but the target lives.
 		s := newScript(t, 64, o)

@@ -35,14 +35,14 @@ const (
 
 // unexpected is how many receives are posted beyond one per outstanding PDU, for what a target sends on its own (NOP-In, asynchronous
 // messages, rejects).
-const unexpected = 32
+const unexpected = 24
 
 // Layout of a connection's buffer, in bytes.
 const (
 	loginSize   = headersSize + LoginDataSegmentLength + 4
 	sendSlot    = 128 // headers of a PDU, rounded to cache lines; room for 52 bytes of data
-	sendSlots   = 2 * Outstanding
-	recvSlot    = 640 // headers and 512 bytes of data, rounded to cache lines
+	sendSlots   = Outstanding + signalEvery
+	recvSlot    = 592 // headers and 512 bytes of data
 	recvSlots   = Outstanding + unexpected
 	loginSendAt = 0
 	loginRecvAt = (loginSize + 63) &^ 63
@@ -50,6 +50,11 @@ const (
 	recvAt      = sendAt + sendSlots*sendSlot
 	bufferSize  = recvAt + recvSlots*recvSlot
 )
+
+// BufferSize is the memory of one connection in its pool, bytes: a block of the buddy allocator, nearly filled.
+const BufferSize = 128 << 10
+
+var _ [BufferSize - bufferSize]struct{} // the layout fits
 
 // Work request IDs: kind in the upper byte, slot below.
 const (
@@ -77,7 +82,7 @@ type Config struct {
 	Owner  Owner
 	CQ     *rdma.CQ
 	Domain *Domain
-	Pool   *mempool.Pool // of a region that Domain has registered
+	Pool   *mempool.Pool // for messages, of a region that Domain has registered for them
 
 	// Released runs on the owner when the connection needs none of this any more. It may be nil.
 	Released func()
@@ -103,6 +108,7 @@ type Conn struct {
 	unacked  int // Sends since the last signalled one
 	inQueue  int // Sends that the adapter may still hold
 	posted   bool
+	large    bool // a Send from the login's buffer is under way
 	state    connState
 	reason   error
 	keys     login.Keys
@@ -207,7 +213,7 @@ func (m *Conn) SendControl(bhs *pdu.BHS, data []byte, t *iscsi.Task) error {
 		return errors.New("send queue is full although the session keeps to its limit")
 	}
 	if len(data) > sendSlot-headersSize {
-		return fmt.Errorf("PDU with %d bytes of data does not fit into a send slot", len(data))
+		return m.sendLarge(bhs, data)
 	}
 	slot := m.next
 	m.next++
@@ -242,6 +248,30 @@ func (m *Conn) SendControl(bhs *pdu.BHS, data []byte, t *iscsi.Task) error {
 		wr.Signaled = true
 		m.unacked = 0
 	}
+	return m.link.PostSend(wr)
+}
+
+// sendLarge sends a PDU whose data does not fit into a send slot, from the buffer of the login, which is free by then: the answer to a ping of
+// the target that carries much data. One may be under way.
+func (m *Conn) sendLarge(bhs *pdu.BHS, data []byte) error {
+	if m.large {
+		return errors.New("the target sends large pings faster than their answers leave")
+	}
+	m.large = true
+	return m.postLarge(bhs, data)
+}
+
+// postLarge sends a PDU from the login's send buffer.
+func (m *Conn) postLarge(bhs *pdu.BHS, data []byte) error {
+	if len(data) > LoginDataSegmentLength {
+		return fmt.Errorf("%d bytes of data do not fit into one PDU", len(data))
+	}
+	b := m.mem[loginSendAt:][:loginSize]
+	Header(b).EncodeControl()
+	copy(b[HeaderSize:], bhs[:])
+	n := headersSize + copy(b[headersSize:], data)
+	wr := rdma.SendWR{WRID: kindLoginSend, NumSGE: 1, Signaled: true}
+	wr.SGE[0] = rdma.SGE{Addr: m.addr + loginSendAt, Len: uint32(n), LKey: m.lkey}
 	return m.link.PostSend(wr)
 }
 
@@ -285,6 +315,8 @@ func (m *Conn) HandleWC(wc *rdma.WC) {
 		}
 	case kindSend:
 		m.inQueue -= index
+	case kindLoginSend:
+		m.large = false
 	case kindLoginRecv:
 		b := m.mem[loginRecvAt:][:wc.Bytes]
 		if _, err := CheckMessage(b); err != nil {
@@ -312,10 +344,6 @@ func (m *Conn) exchange(bhs *pdu.BHS, data []byte, final bool, answer func([]byt
 		answer(nil, m.reason)
 		return
 	}
-	if len(data) > LoginDataSegmentLength {
-		answer(nil, fmt.Errorf("login text of %d bytes does not fit into one PDU", len(data)))
-		return
-	}
 	m.answer = answer
 	recv := rdma.RecvWR{WRID: kindLoginRecv, NumSGE: 1}
 	recv.SGE[0] = rdma.SGE{Addr: m.addr + loginRecvAt, Len: loginSize, LKey: m.lkey}
@@ -324,13 +352,7 @@ func (m *Conn) exchange(bhs *pdu.BHS, data []byte, final bool, answer func([]byt
 		err = m.AllocateConnectionResources()
 	}
 	if err == nil {
-		b := m.mem[loginSendAt:][:loginSize]
-		Header(b).EncodeControl()
-		copy(b[HeaderSize:], bhs[:])
-		n := headersSize + copy(b[headersSize:], data)
-		send := rdma.SendWR{WRID: kindLoginSend, NumSGE: 1, Signaled: true}
-		send.SGE[0] = rdma.SGE{Addr: m.addr + loginSendAt, Len: uint32(n), LKey: m.lkey}
-		err = m.link.PostSend(send)
+		err = m.postLarge(bhs, data)
 	}
 	if err == nil {
 		err = m.cq.Flush()

@@ -7,11 +7,11 @@
 // # Memory
 //
 // Task data lies in regions that a [Domain] registered once; nothing is registered per command, and the STag (the rkey) of a region is
-// valid as long as the region is registered. Sends and receives use one buffer of the reactor's pool per connection, carved into
-// slots:
+// valid as long as the region is registered. Sends and receives use one buffer per connection, of a pool for messages that the target
+// cannot reach and that data never uses up, carved into slots:
 //
 //	+-------------------+------------------------+--------------------------+
-//	| login send 76+8192| login receive 76+8192  | send slots x 128 ...     | receive slots x 640 ...
+//	| login send 76+8192| login receive 76+8192  | send slots x 128 ...     | receive slots x 592 ...
 //	+-------------------+------------------------+--------------------------+
 //
 // A slot belongs to the adapter from the post to the completion (receives) or to the answer of the target (sends: once it has

@@ -15,22 +15,31 @@ type Domain struct {
 	mrs    []*rdma.MR // by mempool.Region.ID; nil where a region is not registered here
 }
 
-// NewDomain registers regions with dev for the adapter's own use and for the target's RDMA Read and Write. This is the only registration
-// of memory there is: an I/O only names it.
-func NewDomain(dev *rdma.Device, regions ...*mempool.Region) (*Domain, error) {
+// NewDomain registers two regions with dev: messages, which only the adapter itself reads and writes, and data, which the target may reach by
+// RDMA Read and Write; data may be nil. This is the only registration of memory there is: an I/O only names it.
+func NewDomain(dev *rdma.Device, messages, data *mempool.Region) (*Domain, error) {
 	d := &Domain{Device: dev}
-	for _, r := range regions {
-		mr, err := dev.Register(r.Mem, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
-		if err != nil {
-			d.Close()
-			return nil, fmt.Errorf("register %d MiB with %s: %w", len(r.Mem)>>20, dev.Name(), err)
-		}
-		for len(d.mrs) <= r.ID {
-			d.mrs = append(d.mrs, nil)
-		}
-		d.mrs[r.ID] = mr
+	err := d.register(messages, rdma.LocalWrite)
+	if err == nil && data != nil {
+		err = d.register(data, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
+	}
+	if err != nil {
+		d.Close()
+		return nil, err
 	}
 	return d, nil
+}
+
+func (d *Domain) register(r *mempool.Region, access rdma.Access) error {
+	mr, err := d.Device.Register(r.Mem, access)
+	if err != nil {
+		return fmt.Errorf("register %d MiB with %s: %w", len(r.Mem)>>20, d.Device.Name(), err)
+	}
+	for len(d.mrs) <= r.ID {
+		d.mrs = append(d.mrs, nil)
+	}
+	d.mrs[r.ID] = mr
+	return nil
 }
 
 // mr finds the registration of a region; nil if there is none.

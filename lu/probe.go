@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/scsi"
 )
 
@@ -33,10 +34,15 @@ func ProbeAll(ctx context.Context, x Executor, limit int) ([]*Unit, error) {
 		return nil, err
 	}
 	units := make([]*Unit, 0, len(luns))
+	seen := map[uint64]bool{}
 	for _, lun := range luns {
+		if seen[lun.Number()] {
+			continue // the same unit once more, perhaps in another addressing form: it must not become two devices
+		}
+		seen[lun.Number()] = true
 		u, err := Probe(ctx, x, lun, limit)
 		if err != nil {
-			if ctx.Err() != nil {
+			if ctx.Err() != nil || errors.Is(err, iscsi.ErrSessionLost) {
 				return nil, fmt.Errorf("logical unit %v: %w", lun, err)
 			}
 			u = &Unit{LUN: lun}

@@ -85,8 +85,8 @@ type request struct {
 	holds  bool
 	length int // bytes of data
 
-	immediate, delayed int      // how often it was sent again
-	next               *request // in Memory.waiting
+	immediate, delayed, lost int      // how often it was sent again, by cause
+	next                     *request // in Memory.waiting
 }
 
 // NewQueue makes the queue's requests, one for each tag.
@@ -117,7 +117,7 @@ func (q *Queue) Submit(k *ublk.Request) { q.submit(k) }
 
 func (q *Queue) submit(k blockRequest) {
 	r := &q.requests[k.Tag()]
-	r.kernel, r.immediate, r.delayed = k, 0, 0
+	r.kernel, r.immediate, r.delayed, r.lost = k, 0, 0, 0
 	q.counters.InFlight++
 	switch k.Op() {
 	case ublk.OpRead, ublk.OpWrite:

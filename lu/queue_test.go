@@ -266,6 +266,24 @@ func TestLostSessionIsHeld(t *testing.T) {
 	}
 }
 
+// A command that costs the session each time is given up.
+func TestPoison(t *testing.T) {
+	d := &disk{content: make([]byte, 1<<20), shift: 9, hold: true}
+	d.answer = func(_ int, t *iscsi.Task) bool {
+		t.Outcome = iscsi.Lost
+		return true
+	}
+	q, pool, _ := newTestQueue(t, testUnit(512, 2048), d, 4<<20)
+	b := &block{op: ublk.OpRead, data: make([]byte, 512)}
+	q.submit(b)
+	for i := 0; i < len(d.held); i++ {
+		d.Submit(d.held[i])
+	}
+	if len(b.results) != 1 || b.results[0] != -int32(unix.EIO) || len(d.tasks) != 1+maxLost || pool.InUse() != 0 {
+		t.Errorf("results %v after %d tries, %d bytes in use", b.results, len(d.tasks), pool.InUse())
+	}
+}
+
 func TestRefusedRequests(t *testing.T) {
 	d := &disk{content: make([]byte, 4<<20), shift: 9}
 	q, pool, _ := newTestQueue(t, testUnit(512, 8192), d, 4<<20)

@@ -10,10 +10,12 @@ import (
 )
 
 // How often and how long a request is sent again because the unit asked for it. BUSY and TASK SET FULL may last while an array fails over; a
-// unit attention or an aborted command that comes back again and again is an error.
+// unit attention or an aborted command that comes back again and again is an error. So is a command that was under way each time its session was
+// lost: a target that cannot bear it would be logged in to for ever.
 const (
 	maxImmediate = 8
 	maxDelayed   = 200
+	maxLost      = 8
 	retryDelay   = 150 * time.Millisecond
 )
 
@@ -22,6 +24,13 @@ func (q *Queue) exception(r *request) {
 	t := &r.task
 	switch t.Outcome {
 	case iscsi.Lost, iscsi.NotSent:
+		if t.Outcome == iscsi.Lost {
+			r.lost++
+		}
+		if r.lost > maxLost {
+			q.finish(r, -int32(unix.EIO))
+			return
+		}
 		if q.path.Hold(t) {
 			q.counters.Retries++
 			return

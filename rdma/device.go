@@ -53,6 +53,10 @@ func acquireDevice(ctx *C.struct_ibv_context) (*Device, error) {
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
 	if d := devices.byCtx[ctx]; d != nil {
+		if d.removed.Load() {
+			// Something new on it would keep it from going.
+			return nil, &opError{text: d.name + " is being removed", kind: ErrNoDevice}
+		}
 		d.refs++
 		return d, nil
 	}

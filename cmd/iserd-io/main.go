@@ -76,7 +76,7 @@ func run(runDir, level string, reactors, pool int) error {
 		plane.Close()
 		return err
 	}
-	plane.SetNotify(func(event string, body any) {
+	plane.Notify(func(event string, body any) {
 		if err := server.Notify(event, body); err != nil {
 			log.WithError(err).Debug("event not delivered")
 		}

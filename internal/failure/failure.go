@@ -31,7 +31,9 @@ func Name(err error, fallback string) string {
 		return loginName(refused)
 	case errors.As(err, &violation):
 		return api.ErrProtocolError
-	case isAny(err, rdma.ErrNoDevice, rdma.ErrNotSupported, rdma.ErrRefused):
+	case isAny(err, iscsi.ErrSessionLost):
+		return api.ErrLoginFailed
+	case isAny(err, rdma.ErrNoDevice, rdma.ErrDeviceRemoved, rdma.ErrNotSupported, rdma.ErrRefused):
 		return api.ErrTransportUnavailable
 	case isAny(err, rdma.ErrUnreachable, syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.ECONNRESET):
 		return api.ErrConnectionFailed
