@@ -25,7 +25,7 @@ type execution struct {
 
 // Execute runs one command that reads at most n bytes.
 func (e executor) Execute(ctx context.Context, lun scsi.LUN, cdb [16]byte, n int) (lu.Result, error) {
-	x := &execution{pool: e.p.reactor.spare, done: make(chan *execution, 1)}
+	x := &execution{pool: e.p.reactor.commands, done: make(chan *execution, 1)}
 	e.p.reactor.Do(func() {
 		buffer, ok := x.pool.Get(max(n, 1))
 		if !ok {

@@ -39,10 +39,14 @@ const (
 type Reactor struct {
 	index  int
 	ring   *uring.Ring
-	pool   *mempool.Pool // data of requests
 	memory *lu.Memory
-	spare  *mempool.Pool // messages of connections and data of control commands: what recovery needs while requests hold all of pool
-	clock  clock
+
+	// Three pools, so that logins and control commands find memory while requests hold all of theirs, and so that the target reaches no
+	// messages.
+	pool     *mempool.Pool // data of requests
+	commands *mempool.Pool // data of control commands
+	messages *mempool.Pool // of connections
+	clock    clock
 
 	flushers []flusher // sessions, in the order they were added
 	cqs      []*rdma.CQ
@@ -53,9 +57,9 @@ type Reactor struct {
 		slot uring.Slot
 	}
 
-	arrived  atomic.Bool // messages is not empty: looked at in every turn, without the lock
+	arrived  atomic.Bool // inbox is not empty: looked at in every turn, without the lock
 	mu       sync.Mutex  // guards what follows; held for a few instructions only
-	messages []func()
+	inbox    []func()
 	sleeping bool
 	stopped  bool
 
@@ -79,34 +83,36 @@ const (
 	cqEntries         = 16384
 )
 
-// sparePool is the size of Reactor.spare, bytes: as many connections as a completion queue takes, and some control commands.
-const sparePool = 8 << 20
+// Sizes of the pools beside that for requests, bytes: for as many connections as a completion queue takes, and for control commands, of which
+// each reads a few KiB.
+const (
+	messagePool = 8 << 20
+	commandPool = 1 << 20
+)
 
 // newReactor starts a reactor with poolSize bytes of I/O buffers.
 func newReactor(index, poolSize int) (*Reactor, error) {
-	pool, err := mempool.New(poolSize)
-	if err != nil {
-		return nil, fmt.Errorf("reactor %d: %d MiB of I/O buffers: %w", index, poolSize>>20, err)
-	}
-	spare, err := mempool.New(sparePool)
-	if err != nil {
-		pool.Close()
-		return nil, fmt.Errorf("reactor %d: %d MiB of message buffers: %w", index, sparePool>>20, err)
-	}
 	r := &Reactor{
 		index:   index,
-		pool:    pool,
-		spare:   spare,
-		memory:  lu.NewMemory(pool),
 		spin:    spinMax,
 		done:    make(chan struct{}),
 		devices: make(map[*rdma.Device]*adapter),
 	}
+	for _, p := range []struct {
+		pool **mempool.Pool
+		size int
+	}{{&r.pool, poolSize}, {&r.commands, commandPool}, {&r.messages, messagePool}} {
+		var err error
+		if *p.pool, err = mempool.New(p.size); err != nil {
+			r.closePools()
+			return nil, fmt.Errorf("reactor %d: %d MiB of buffers: %w", index, p.size>>20, err)
+		}
+	}
+	r.memory = lu.NewMemory(r.pool)
 	started := make(chan error)
 	go r.run(started)
 	if err := <-started; err != nil {
-		pool.Close()
-		spare.Close()
+		r.closePools()
 		return nil, fmt.Errorf("reactor %d: %w", index, err)
 	}
 	return r, nil
@@ -171,7 +177,7 @@ func (r *Reactor) Do(f func()) {
 		r.mu.Unlock()
 		return
 	}
-	r.messages = append(r.messages, f)
+	r.inbox = append(r.inbox, f)
 	r.arrived.Store(true)
 	wake := r.sleeping
 	r.sleeping = false
@@ -201,7 +207,7 @@ func (r *Reactor) Stop() {
 	r.Do(func() { r.stop = true })
 	<-r.done
 	r.mu.Lock()
-	r.stopped, r.messages = true, nil
+	r.stopped, r.inbox = true, nil
 	r.mu.Unlock()
 	r.lock.Lock()
 	for dev, a := range r.devices {
@@ -209,8 +215,15 @@ func (r *Reactor) Stop() {
 		delete(r.devices, dev)
 	}
 	r.lock.Unlock()
-	r.pool.Close()
-	r.spare.Close()
+	r.closePools()
+}
+
+func (r *Reactor) closePools() {
+	for _, p := range []*mempool.Pool{r.pool, r.commands, r.messages} {
+		if p != nil {
+			p.Close()
+		}
+	}
 }
 
 // takeMessages runs what others have sent.
@@ -219,7 +232,7 @@ func (r *Reactor) takeMessages() int {
 		return 0
 	}
 	r.mu.Lock()
-	r.batch, r.messages = r.messages, r.batch[:0]
+	r.batch, r.inbox = r.inbox, r.batch[:0]
 	r.arrived.Store(false)
 	r.mu.Unlock()
 	for i, f := range r.batch {
@@ -290,7 +303,7 @@ const tick = 50 * time.Millisecond
 // sleep waits for the ring. Whatever could have come between the last poll and the wait is looked for once more after every source is armed.
 func (r *Reactor) sleep(now time.Time) {
 	r.mu.Lock()
-	if len(r.messages) > 0 {
+	if len(r.inbox) > 0 {
 		r.mu.Unlock()
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"sort"
 
 	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/mempool"
 	"iserd.org/iserd/lu"
 	"iserd.org/iserd/rdma"
 )
@@ -44,8 +45,10 @@ func (p *Plane) objects() ipc.Objects {
 	}
 	for _, r := range p.reactors {
 		r.Call(func() {
-			o.PoolBytes += r.pool.Size() + r.spare.Size()
-			o.PoolBytesUsed += r.pool.InUse() + r.spare.InUse()
+			for _, pool := range []*mempool.Pool{r.pool, r.commands, r.messages} {
+				o.PoolBytes += pool.Size()
+				o.PoolBytesUsed += pool.InUse()
+			}
 		})
 	}
 	return o

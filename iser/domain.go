@@ -15,13 +15,15 @@ type Domain struct {
 	mrs    []*rdma.MR // by mempool.Region.ID; nil where a region is not registered here
 }
 
-// NewDomain registers two regions with dev: messages, which only the adapter itself reads and writes, and data, which the target may reach by
-// RDMA Read and Write; data may be nil. This is the only registration of memory there is: an I/O only names it.
-func NewDomain(dev *rdma.Device, messages, data *mempool.Region) (*Domain, error) {
+// NewDomain registers regions with dev: messages, which only the adapter itself reads and writes, and data, which the target may reach by
+// RDMA Read and Write. This is the only registration of memory there is: an I/O only names it.
+func NewDomain(dev *rdma.Device, messages *mempool.Region, data ...*mempool.Region) (*Domain, error) {
 	d := &Domain{Device: dev}
 	err := d.register(messages, rdma.LocalWrite)
-	if err == nil && data != nil {
-		err = d.register(data, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
+	for _, r := range data {
+		if err == nil {
+			err = d.register(r, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
+		}
 	}
 	if err != nil {
 		d.Close()

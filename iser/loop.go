@@ -35,7 +35,7 @@ func NewLoop(dev *rdma.Device) (*Loop, error) {
 		unix.Close(l.event)
 		return nil, err
 	}
-	domain, err := NewDomain(dev, pool.Region(), nil)
+	domain, err := NewDomain(dev, pool.Region())
 	if err != nil {
 		pool.Close()
 		unix.Close(l.event)
