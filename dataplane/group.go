@@ -76,7 +76,7 @@ func (g *group) login(ctx context.Context) error {
 		return err
 	}
 	for _, p := range g.paths[1:] {
-		if err := p.login(ctx); err != nil {
+		if err := p.firstLogin(ctx); err != nil {
 			return fmt.Errorf("session %d of %d: %w", p.reactor.index+1, len(g.paths), err)
 		}
 	}
@@ -89,12 +89,12 @@ func (g *group) chooseTransport(ctx context.Context) error {
 	switch g.request.Transport {
 	case ipc.TransportISER, ipc.TransportTCP:
 		g.reason = fmt.Sprintf("%s was asked for", g.request.Transport)
-		return g.paths[0].login(ctx)
+		return g.paths[0].firstLogin(ctx)
 	}
 	g.transport = ipc.TransportISER
 	// The attempt may not use up the time of the whole login: a portal that drops RDMA requests never answers.
 	try, cancel := context.WithTimeout(ctx, g.request.Timeout/3)
-	err := g.paths[0].login(try)
+	err := g.paths[0].firstLogin(try)
 	cancel()
 	if err == nil {
 		g.reason = "the portal answers over RDMA"
@@ -104,7 +104,7 @@ func (g *group) chooseTransport(ctx context.Context) error {
 		return err
 	}
 	g.transport = ipc.TransportTCP
-	if tcpErr := g.paths[0].login(ctx); tcpErr != nil {
+	if tcpErr := g.paths[0].firstLogin(ctx); tcpErr != nil {
 		return fmt.Errorf("%w (and over RDMA before: %v)", tcpErr, err)
 	}
 	g.reason = "fell back to TCP: " + err.Error()

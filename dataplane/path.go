@@ -91,6 +91,22 @@ func (p *path) fail() {
 	})
 }
 
+// firstLogin is login, tried again when the target drops the connection in its course: isert does so when it finds no memory for a session, which
+// passes.
+func (p *path) firstLogin(ctx context.Context) error {
+	for try := 1; ; try++ {
+		err := p.login(ctx)
+		if err == nil || try == 3 || !errors.Is(err, login.ErrConnectionLost) {
+			return err
+		}
+		select {
+		case <-time.After(250 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
 // login makes a session on the path's reactor. It runs on a control goroutine.
 func (p *path) login(ctx context.Context) error {
 	g := p.group

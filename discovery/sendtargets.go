@@ -3,7 +3,10 @@ package discovery
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"io"
+	"syscall"
 	"time"
 
 	"iserd.org/iserd/internal/ipc"
@@ -42,6 +45,35 @@ func SendTargets(ctx context.Context, r Request) ([]Record, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
+	for try := 1; ; try++ {
+		records, err := ask(ctx, r)
+		if err == nil || try == maxTries || !dropped(err) {
+			return records, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// A connection that the target drops is worth another try: isert does so when it finds no memory for the connection, a busy tgtd when it is
+// still at the end of the one before.
+const (
+	maxTries = 3
+	pause    = 250 * time.Millisecond
+)
+
+// dropped reports whether an established connection was lost, as against refused, silent, or ended by a protocol error.
+func dropped(err error) bool {
+	var completion *rdma.WCError
+	return errors.As(err, &completion) || errors.Is(err, iser.ErrDisconnected) || errors.Is(err, login.ErrConnectionLost) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// ask is one attempt.
+func ask(ctx context.Context, r Request) ([]Record, error) {
 	port, err := open(ctx, r)
 	if err != nil {
 		return nil, err

@@ -104,3 +104,28 @@ func TestEndlessAnswer(t *testing.T) {
 		t.Errorf("records %v from an answer without an end", records)
 	}
 }
+
+// A connection that the target drops is tried again, a few times.
+func TestDroppedConnection(t *testing.T) {
+	target, err := testtarget.Start(testtarget.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer target.Close()
+	drops := 2
+	target.SetHooks(testtarget.Hooks{Received: func(c *testtarget.Conn, p *testtarget.PDU) bool {
+		if p.Opcode() == 0x04 && drops > 0 { // Text Request
+			drops--
+			c.Close()
+			return false
+		}
+		return true
+	}})
+	if records, err := discover(target.Addr(), ipc.TransportTCP); err != nil || len(records) != 1 {
+		t.Errorf("records %v, %v", records, err)
+	}
+	drops = maxTries
+	if records, err := discover(target.Addr(), ipc.TransportTCP); err == nil {
+		t.Errorf("records %v from a target that always drops the connection", records)
+	}
+}

@@ -84,6 +84,10 @@ type Config struct {
 	Domain *Domain
 	Pool   *mempool.Pool // for messages, of a region that Domain has registered for them
 
+	// Discovery says that the connection is for a discovery session: its answers are texts, which need the large receive of the login, one for
+	// each request. The small receives of the full feature phase would take them first.
+	Discovery bool
+
 	// Released runs on the owner when the connection needs none of this any more. It may be nil.
 	Released func()
 }
@@ -104,9 +108,10 @@ type Conn struct {
 	notifier iscsi.Notifier
 	answer   func(b []byte, err error) // of the login exchange under way
 
-	next     int // send slot to use next
-	unacked  int // Sends since the last signalled one
-	inQueue  int // Sends that the adapter may still hold
+	next     int  // send slot to use next
+	unacked  int  // Sends since the last signalled one
+	inQueue  int  // Sends that the adapter may still hold
+	texts    bool // see Config.Discovery
 	posted   bool
 	large    bool // a Send from the login's buffer is under way
 	state    connState
@@ -137,7 +142,7 @@ func New(link *rdma.Conn, c Config) (*Conn, error) {
 	}
 	m := &Conn{
 		owner: c.Owner, cq: c.CQ, domain: c.Domain, pool: c.Pool, link: link,
-		buffer: buffer, mem: buffer.Bytes(), lkey: mr.LKey(), released: c.Released,
+		buffer: buffer, mem: buffer.Bytes(), lkey: mr.LKey(), texts: c.Discovery, released: c.Released,
 	}
 	m.addr = uintptr(unsafe.Pointer(&m.mem[0]))
 	caps := rdma.QPCaps{MaxSend: sendSlots + 2, MaxRecv: recvSlots + 2}
@@ -348,7 +353,7 @@ func (m *Conn) exchange(bhs *pdu.BHS, data []byte, final bool, answer func([]byt
 	recv := rdma.RecvWR{WRID: kindLoginRecv, NumSGE: 1}
 	recv.SGE[0] = rdma.SGE{Addr: m.addr + loginRecvAt, Len: loginSize, LKey: m.lkey}
 	err := m.link.PostRecv(recv)
-	if err == nil && final {
+	if err == nil && final && !m.texts {
 		err = m.AllocateConnectionResources()
 	}
 	if err == nil {

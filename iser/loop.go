@@ -48,7 +48,7 @@ func NewLoop(dev *rdma.Device) (*Loop, error) {
 		unix.Close(l.event)
 		return nil, err
 	}
-	l.Config = Config{Owner: l, CQ: cq, Domain: domain, Pool: pool}
+	l.Config = Config{Owner: l, CQ: cq, Domain: domain, Pool: pool, Discovery: true}
 	go l.run()
 	return l, nil
 }

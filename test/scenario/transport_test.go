@@ -111,3 +111,35 @@ func TestReadOnly(t *testing.T) {
 		})
 	}
 }
+
+// A portal with many targets answers with more text than fits into the message of a command's response.
+func TestManyTargets(t *testing.T) {
+	guestOnly(t)
+	control.need(t)
+	const n = 40
+	names := map[string]bool{}
+	for range n {
+		name := newName(t)
+		names[name] = true
+		lio, err := targets.NewLIO(targets.LIOConfig{
+			Name: name, Portals: []targets.Portal{targets.ParsePortal("10.0.0.1:3261", true)},
+			Units: []targets.Unit{{Kind: targets.Ramdisk, Size: mib}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { lio.Close() })
+	}
+	for _, transport := range []string{"iser", "tcp"} {
+		found := 0
+		for _, f := range query[api.TargetsReply](t, "discover", "10.0.0.1:3261", "--transport", transport).Targets {
+			if names[f.Target] {
+				found++
+			}
+		}
+		// LIO lists a portal with iSER only to those who ask over RDMA.
+		if transport == "iser" && found != n {
+			t.Errorf("%d of %d targets found over %s", found, n, transport)
+		}
+	}
+}
