@@ -182,7 +182,6 @@ func (s *Session) send(t *Task) {
 	s.free = s.free[:len(s.free)-1]
 	s.slots[slot] = t
 	s.inFlight++
-	t.active = true
 	t.itt = uint32(s.generation[slot])<<16 | uint32(slot)
 	t.cmdSN = s.cmdSN
 	s.cmdSN++
@@ -313,7 +312,6 @@ func (s *Session) finish(t *Task) {
 	s.generation[slot] = (s.generation[slot] + 1) & 0x7fff // never makes noTag
 	s.free = append(s.free, uint16(slot))
 	s.inFlight--
-	t.active = false
 	t.Handler.TaskDone(t)
 }
 

@@ -46,10 +46,9 @@ type Task struct {
 	SenseLen int
 	Sense    [MaxSense]byte
 
-	itt    uint32
-	cmdSN  uint32
-	active bool
-	next   *Task // in Session.waiting
+	itt   uint32
+	cmdSN uint32
+	next  *Task // in Session.waiting
 }
 
 // A TaskHandler is told about the end of its tasks, on the session's owner. It may submit again at once.

@@ -26,8 +26,8 @@ type reactor struct {
 	efd    int
 	queues []*Queue
 
-	mu   sync.Mutex
-	todo []func()
+	mu    sync.Mutex
+	inbox []func()
 }
 
 func newReactor() *reactor {
@@ -73,10 +73,10 @@ func (r *reactor) Complete(uint32, int32, uint32) {
 	var b [8]byte
 	_, _ = unix.Read(r.efd, b[:])
 	r.mu.Lock()
-	todo := r.todo
-	r.todo = nil
+	inbox := r.inbox
+	r.inbox = nil
 	r.mu.Unlock()
-	for _, f := range todo {
+	for _, f := range inbox {
 		f()
 	}
 }
@@ -85,7 +85,7 @@ func (r *reactor) Complete(uint32, int32, uint32) {
 func (r *reactor) post(f func()) {
 	done := make(chan struct{})
 	r.mu.Lock()
-	r.todo = append(r.todo, func() { f(); close(done) })
+	r.inbox = append(r.inbox, func() { f(); close(done) })
 	r.mu.Unlock()
 	_, _ = unix.Write(r.efd, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	<-done
