@@ -221,8 +221,8 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		p.devices[r.UblkID] = &ipc.Device{
 			UblkID: r.UblkID, Group: r.Group, LUN: r.LUN, State: ipc.DeviceServing,
 			Queues: []ipc.QueueStats{
-				{Reads: 10, ReadBytes: 40960, Writes: 1, WriteBytes: 4096, Tiers: ipc.TierBytes{Registered: 45056}},
-				{Reads: 1, ReadBytes: 1 << 30, Flushes: 2, InFlight: 3, Tiers: ipc.TierBytes{Registered: 1 << 30}},
+				{Reads: 10, ReadBytes: 40960, Writes: 1, WriteBytes: 4096, Tiers: ipc.TierCount{Registered: 45056}},
+				{Reads: 1, ReadBytes: 1 << 30, Flushes: 2, InFlight: 3, Tiers: ipc.TierCount{Registered: 1 << 30}},
 			},
 		}
 		return ipc.Empty{}, nil

@@ -1,6 +1,9 @@
 package ipc
 
-import "time"
+import (
+	"encoding/json"
+	"time"
+)
 
 // Version is the version of the messages. Both processes send theirs in Hello; a data plane that outlived an upgrade may be older than
 // the control plane, so a field is only ever added.
@@ -8,12 +11,19 @@ const Version = 1
 
 // Method names of the requests that the control plane sends.
 const (
-	MethodHello    = "hello"    // HelloRequest -> HelloReply
-	MethodLogin    = "login"    // LoginRequest -> Group
-	MethodLogout   = "logout"   // LogoutRequest -> Empty
-	MethodAttach   = "attach"   // AttachRequest -> Empty; the unit's queues are fetching when it returns
-	MethodDetach   = "detach"   // DetachRequest -> Empty; the character device is closed when it returns
-	MethodState    = "state"    // Empty -> State
+	MethodHello  = "hello"  // HelloRequest -> HelloReply
+	MethodLogin  = "login"  // LoginRequest -> Group
+	MethodLogout = "logout" // LogoutRequest -> Empty
+	MethodAttach = "attach" // AttachRequest -> Empty; the unit's queues are fetching when it returns
+	MethodDetach = "detach" // DetachRequest -> Empty; the character device is closed when it returns
+	MethodState  = "state"  // Empty -> State
+
+	// Shared memory. The order of a buffer's life: add; then for each device REG_BUF by the control plane and bind; UNREG_BUF and unbind; remove.
+	MethodBufferAdd    = "buffer-add"    // BufferAddRequest with one descriptor -> Empty; mapped and registered with every adapter in use
+	MethodBufferRemove = "buffer-remove" // BufferRemoveRequest -> Empty; nothing of it is mapped or registered any more
+	MethodBufferBind   = "buffer-bind"   // BufferBindRequest -> Empty
+	MethodBufferUnbind = "buffer-unbind" // BufferBindRequest -> Empty
+
 	MethodShutdown = "shutdown" // ShutdownRequest -> Empty
 )
 
@@ -152,7 +162,47 @@ type ShutdownRequest struct {
 type State struct {
 	Groups  []Group  `json:"groups"`
 	Devices []Device `json:"devices"`
+	Buffers []Buffer `json:"buffers"`
 	Objects Objects  `json:"objects"`
+}
+
+// BufferAddRequest hands over memory that applications share with the data plane: a range of the file whose descriptor comes along.
+type BufferAddRequest struct {
+	ID     uint32          `json:"id"`     // chosen by the control plane, not in use
+	Offset int64           `json:"offset"` // bytes into the file, a multiple of the page size
+	Length int64           `json:"length"` // bytes, a multiple of the page size
+	Label  json.RawMessage `json:"label"`  // kept for the control plane that comes next, and given back in State
+}
+
+// BufferRemoveRequest lets go of a buffer. The driver must not know it any more: every device had UNREG_BUF, or is gone.
+type BufferRemoveRequest struct {
+	ID uint32 `json:"id"`
+}
+
+// BufferBindRequest says that a device's driver calls a buffer by an index (the answer of REG_BUF), or does so no longer. A request that comes
+// by an index not bound yet is served with a copy.
+type BufferBindRequest struct {
+	UblkID int    `json:"ublk_id"`
+	Index  int    `json:"index"`
+	ID     uint32 `json:"id"`
+}
+
+// Buffer is memory that applications share with the data plane.
+type Buffer struct {
+	ID         uint32          `json:"id"`
+	Offset     int64           `json:"offset"`
+	Length     int64           `json:"length"`
+	Label      json.RawMessage `json:"label"`
+	Descriptor int             `json:"descriptor"` // of the file, in the data plane: /proc/PID/fd/N
+	Bindings   []BufferBinding `json:"bindings"`
+	Requests   uint64          `json:"requests"` // that moved their data here without a copy
+	Bytes      uint64          `json:"bytes"`
+}
+
+// BufferBinding is one device's index of a buffer.
+type BufferBinding struct {
+	UblkID int `json:"ublk_id"`
+	Index  int `json:"index"`
 }
 
 // Objects counts what the data plane holds of the system, for leak checks.
@@ -191,11 +241,12 @@ type QueueStats struct {
 	Errors     uint64    `json:"errors"`
 	Retries    uint64    `json:"retries"`
 	InFlight   int       `json:"in_flight"`
-	Tiers      TierBytes `json:"tiers"`
+	Tiers      TierCount `json:"tiers"`         // payload bytes
+	Requests   TierCount `json:"tier_requests"` // READs and WRITEs
 }
 
-// TierBytes counts payload bytes by copy tier.
-type TierBytes struct {
+// TierCount counts by copy tier.
+type TierCount struct {
 	Shared     uint64 `json:"shared"`     // no copy: the adapter reached the application's memory
 	Registered uint64 `json:"registered"` // one copy by the driver, to or from memory registered once
 	TCP        uint64 `json:"tcp"`        // through a socket
