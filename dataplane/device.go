@@ -131,6 +131,7 @@ func (p *Plane) detach(ctx context.Context, id int) error {
 	p.mu.Lock()
 	delete(p.devices, id)
 	p.mu.Unlock()
+	p.unbindDevice(id)
 	d.group.mu.Lock()
 	d.group.devices--
 	d.group.mu.Unlock()
@@ -162,9 +163,10 @@ func (d *device) snapshot() ipc.Device {
 			Errors: c.Errors, Retries: c.Retries, InFlight: c.InFlight,
 		}
 		if tcp {
-			stats.Tiers.TCP = c.ReadBytes + c.WriteBytes
+			stats.Tiers.TCP, stats.Requests.TCP = c.ReadBytes+c.WriteBytes, c.Reads+c.Writes
 		} else {
-			stats.Tiers.Registered = c.ReadBytes + c.WriteBytes
+			stats.Tiers.Shared, stats.Requests.Shared = c.SharedBytes, c.SharedRequests
+			stats.Tiers.Registered, stats.Requests.Registered = c.ReadBytes+c.WriteBytes-c.SharedBytes, c.Reads+c.Writes-c.SharedRequests
 		}
 		s.Queues = append(s.Queues, stats)
 	}

@@ -44,6 +44,8 @@ type Plane struct {
 	pending map[string]bool // groups that log in or out right now
 	devices map[int]*device
 
+	buffers buffers
+
 	events chan event // for the control plane; see runNotify
 	done   chan struct{}
 }
@@ -71,6 +73,7 @@ func New(c Config) (*Plane, error) {
 		groups:  make(map[string]*group),
 		pending: make(map[string]bool),
 		devices: make(map[int]*device),
+		buffers: buffers{list: make(map[uint32]*buffer), adapters: make(map[*adapter]bool)},
 		events:  make(chan event, eventQueue),
 		done:    make(chan struct{}),
 	}
@@ -78,7 +81,7 @@ func New(c Config) (*Plane, error) {
 	// The reactors sleep in system calls and must find a processor when they wake; the control goroutines need some beside them.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), c.Reactors+2))
 	for i := range c.Reactors {
-		r, err := newReactor(i, c.PoolSize)
+		r, err := newReactor(p, i, c.PoolSize)
 		if err != nil {
 			p.Close()
 			return nil, err
@@ -117,6 +120,9 @@ func (p *Plane) Close() {
 		g.end(ctx)
 	}
 	p.cancel()
+	if err := p.closeBuffers(); err != nil {
+		p.log.WithError(err).Warn("shared memory is left to the end of the process")
+	}
 	for _, r := range p.reactors {
 		r.Stop()
 	}
@@ -143,6 +149,14 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		return handle(body, func(r ipc.AttachRequest) (any, error) { return ipc.Empty{}, coded(p.attach(ctx, r)) })
 	case ipc.MethodDetach:
 		return handle(body, func(r ipc.DetachRequest) (any, error) { return ipc.Empty{}, coded(p.detach(ctx, r.UblkID)) })
+	case ipc.MethodBufferAdd:
+		return handle(body, func(r ipc.BufferAddRequest) (any, error) { return ipc.Empty{}, coded(p.addBuffer(ctx, r)) })
+	case ipc.MethodBufferRemove:
+		return handle(body, func(r ipc.BufferRemoveRequest) (any, error) { return ipc.Empty{}, coded(p.removeBuffer(ctx, r.ID)) })
+	case ipc.MethodBufferBind:
+		return handle(body, func(r ipc.BufferBindRequest) (any, error) { return ipc.Empty{}, coded(p.bindBuffer(r, true)) })
+	case ipc.MethodBufferUnbind:
+		return handle(body, func(r ipc.BufferBindRequest) (any, error) { return ipc.Empty{}, coded(p.bindBuffer(r, false)) })
 	case ipc.MethodState:
 		return p.state(), nil
 	case ipc.MethodShutdown:

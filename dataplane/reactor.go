@@ -37,6 +37,7 @@ const (
 // Reactor is one data-path thread with everything it owns: a ring, the completion queues of the adapters, a buffer pool, queues and
 // sessions.
 type Reactor struct {
+	plane  *Plane
 	index  int
 	ring   *uring.Ring
 	memory *lu.Memory
@@ -91,8 +92,9 @@ const (
 )
 
 // newReactor starts a reactor with poolSize bytes of I/O buffers.
-func newReactor(index, poolSize int) (*Reactor, error) {
+func newReactor(p *Plane, index, poolSize int) (*Reactor, error) {
 	r := &Reactor{
+		plane:   p,
 		index:   index,
 		spin:    spinMax,
 		done:    make(chan struct{}),

@@ -32,6 +32,7 @@ func (p *Plane) state() ipc.State {
 	for _, d := range devices {
 		s.Devices = append(s.Devices, d.snapshot())
 	}
+	s.Buffers = p.snapshotBuffers()
 	s.Objects = p.objects()
 	return s
 }

@@ -109,6 +109,11 @@ func (r *Reactor) adapter(dev *rdma.Device) (*adapter, error) {
 		return nil, fmt.Errorf("completion queue on %s: %w", dev.Name(), err)
 	}
 	a := &adapter{cq: cq, domain: domain, reactor: r, users: 1}
+	if err := r.plane.joinBuffers(a); err != nil {
+		cq.Close()
+		domain.Close()
+		return nil, err
+	}
 	r.Call(func() {
 		a.slot = r.ring.Attach(a)
 		a.arm()
@@ -160,6 +165,7 @@ func (a *adapter) Complete(_ uint32, res int32, flags uint32) {
 
 // close frees what the adapter holds. No connection uses it and the reactor does not poll it any more.
 func (a *adapter) close() {
+	a.reactor.plane.leaveBuffers(a)
 	a.cq.Close()
 	a.domain.Close()
 }

@@ -9,10 +9,11 @@ import (
 
 // A Domain is the memory that one adapter may reach on behalf of one reactor: the regions that were registered, by region ID.
 //
-// It is made on a control goroutine, then only read by its reactor. Close after every connection that uses it has gone.
+// It is made on a control goroutine; then it is its reactor's. Close after every connection that uses it has gone.
 type Domain struct {
 	Device *rdma.Device
 	mrs    []*rdma.MR // by mempool.Region.ID; nil where a region is not registered here
+	lent   []bool     // the registration is somebody else's
 }
 
 // NewDomain registers regions with dev: messages, which only the adapter itself reads and writes, and data, which the target may reach by
@@ -37,11 +38,26 @@ func (d *Domain) register(r *mempool.Region, access rdma.Access) error {
 	if err != nil {
 		return fmt.Errorf("register %d MiB with %s: %w", len(r.Mem)>>20, d.Device.Name(), err)
 	}
-	for len(d.mrs) <= r.ID {
-		d.mrs = append(d.mrs, nil)
-	}
-	d.mrs[r.ID] = mr
+	d.set(r.ID, mr, false)
 	return nil
+}
+
+func (d *Domain) set(region int, mr *rdma.MR, lent bool) {
+	for len(d.mrs) <= region {
+		d.mrs = append(d.mrs, nil)
+		d.lent = append(d.lent, false)
+	}
+	d.mrs[region], d.lent[region] = mr, lent
+}
+
+// Lend adds the registration of a region that other domains of the same adapter use too; it stays the caller's.
+func (d *Domain) Lend(region int, mr *rdma.MR) { d.set(region, mr, true) }
+
+// Withdraw takes back what Lend has added. No command that names the region may be under way.
+func (d *Domain) Withdraw(region int) {
+	if region < len(d.mrs) && d.lent[region] {
+		d.set(region, nil, false)
+	}
 }
 
 // mr finds the registration of a region; nil if there is none.
@@ -56,7 +72,7 @@ func (d *Domain) mr(region int) *rdma.MR {
 func (d *Domain) Close() error {
 	var first error
 	for i, mr := range d.mrs {
-		if mr == nil {
+		if mr == nil || d.lent[i] {
 			continue
 		}
 		if err := mr.Close(); err != nil && first == nil {

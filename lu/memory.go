@@ -21,7 +21,7 @@ func (m *Memory) Waits() uint64 { return m.waits }
 func (m *Memory) get(r *request, n int) bool {
 	if m.waiting.head == nil {
 		if b, ok := m.pool.Get(n); ok {
-			r.buffer, r.holds = b, true
+			r.take(b)
 			return true
 		}
 	}
@@ -34,6 +34,12 @@ func (m *Memory) get(r *request, n int) bool {
 	}
 	m.waiting.tail = r
 	return false
+}
+
+// take makes b the memory of r.
+func (r *request) take(b mempool.Buffer) {
+	r.buffer, r.holds = b, true
+	r.data, r.region = b.Bytes()[:r.length], b.Region().ID
 }
 
 // put takes the buffer of r back and serves those that wait.
@@ -54,7 +60,7 @@ func (m *Memory) put(r *request) {
 			m.waiting.tail = nil
 		}
 		w.next = nil
-		w.buffer, w.holds = b, true
+		w.take(b)
 		w.queue.start(w)
 	}
 }

@@ -39,6 +39,8 @@ type Waker interface {
 type Counters struct {
 	Reads, Writes, Flushes uint64
 	ReadBytes, WriteBytes  uint64
+	SharedRequests         uint64 // of the READs and WRITEs, those whose data was not copied
+	SharedBytes            uint64
 	Errors, Retries        uint64
 	InFlight               int
 }
@@ -61,6 +63,7 @@ type Queue struct {
 	shift    uint // log2 of sectors per logical block
 	long     bool // the unit needs 16-byte commands
 	requests []request
+	shared   []*Shared // by the driver's index
 	counters Counters
 }
 
@@ -71,6 +74,7 @@ type blockRequest interface {
 	Tag() uint16
 	Sector() ublk.Sector
 	Len() int
+	Shared() (index int, offset int64, ok bool)
 	CopyIn(dst []byte, off int) error
 	CopyOut(src []byte, off int) error
 	Complete(res int32)
@@ -81,9 +85,12 @@ type request struct {
 	task   iscsi.Task
 	queue  *Queue
 	kernel blockRequest
-	buffer mempool.Buffer
-	holds  bool
 	length int // bytes of data
+	data   []byte
+	region int
+	shared *Shared        // data lies there, or
+	buffer mempool.Buffer // here, if holds
+	holds  bool
 
 	immediate, delayed, lost int      // how often it was sent again, by cause
 	next                     *request // in Memory.waiting
@@ -126,7 +133,7 @@ func (q *Queue) submit(k blockRequest) {
 			q.finish(r, -int32(unix.EINVAL))
 			return
 		}
-		if q.memory.get(r, r.length) {
+		if q.share(r) || q.memory.get(r, r.length) {
 			q.start(r)
 		}
 	case ublk.OpFlush:
@@ -137,17 +144,16 @@ func (q *Queue) submit(k blockRequest) {
 	}
 }
 
-// start fills the command of a request that has its buffer, and sends it.
+// start fills the command of a request that has its memory, and sends it.
 func (q *Queue) start(r *request) {
 	t := &r.task
 	t.LUN = q.unit.LUN
-	t.Data, t.Region = nil, 0
+	t.Data, t.Region = r.data, r.region
 	lba := scsi.LBA(uint64(r.kernel.Sector()) >> q.shift)
 	blocks := uint32(r.length) / uint32(q.unit.LogicalBlockSize)
 	switch r.kernel.Op() {
 	case ublk.OpRead:
 		t.Direction = iscsi.Read
-		t.Data, t.Region = r.buffer.Bytes()[:r.length], r.buffer.Region().ID
 		if q.long {
 			scsi.Read16(&t.CDB, lba, scsi.Blocks(blocks), false)
 		} else {
@@ -155,10 +161,11 @@ func (q *Queue) start(r *request) {
 		}
 	case ublk.OpWrite:
 		t.Direction = iscsi.Write
-		t.Data, t.Region = r.buffer.Bytes()[:r.length], r.buffer.Region().ID
-		if err := r.kernel.CopyIn(t.Data, 0); err != nil {
-			q.finish(r, -int32(unix.EIO))
-			return
+		if r.shared == nil {
+			if err := r.kernel.CopyIn(r.data, 0); err != nil {
+				q.finish(r, -int32(unix.EIO))
+				return
+			}
 		}
 		fua := r.kernel.Flags()&ublk.FlagFUA != 0
 		if q.long {
@@ -191,9 +198,11 @@ func (r *request) TaskDone(t *iscsi.Task) {
 func (q *Queue) good(r *request) {
 	switch r.kernel.Op() {
 	case ublk.OpRead:
-		if err := r.kernel.CopyOut(r.task.Data, 0); err != nil {
-			q.finish(r, -int32(unix.EIO))
-			return
+		if r.shared == nil {
+			if err := r.kernel.CopyOut(r.data, 0); err != nil {
+				q.finish(r, -int32(unix.EIO))
+				return
+			}
 		}
 		q.counters.Reads++
 		q.counters.ReadBytes += uint64(r.length)
@@ -212,9 +221,16 @@ func (q *Queue) finish(r *request, result int32) {
 		q.counters.Errors++
 	}
 	q.counters.InFlight--
+	if r.shared != nil {
+		if result > 0 {
+			q.counters.SharedRequests++
+			q.counters.SharedBytes += uint64(result)
+		}
+		r.unshare(int(result))
+	}
 	k := r.kernel
 	r.kernel = nil
-	r.task.Data = nil
+	r.data, r.task.Data = nil, nil
 	k.Complete(result)
 	// The buffer goes last: its return may start another request.
 	q.memory.put(r)

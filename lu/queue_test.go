@@ -24,8 +24,13 @@ type block struct {
 	sector  ublk.Sector
 	data    []byte // the request's pages
 	copyErr error
+	shared  int // index of the buffer that data lies in, from 1; 0 for none
+	offset  int64
+	copies  int
 	results []int32
 }
+
+func (b *block) Shared() (int, int64, bool) { return b.shared - 1, b.offset, b.shared > 0 }
 
 func (b *block) Op() ublk.Op         { return b.op }
 func (b *block) Flags() ublk.Flags   { return b.flags }
@@ -34,10 +39,12 @@ func (b *block) Sector() ublk.Sector { return b.sector }
 func (b *block) Len() int            { return len(b.data) }
 func (b *block) Complete(res int32)  { b.results = append(b.results, res) }
 func (b *block) CopyIn(dst []byte, off int) error {
+	b.copies++
 	copy(dst, b.data[off:])
 	return b.copyErr
 }
 func (b *block) CopyOut(src []byte, off int) error {
+	b.copies++
 	copy(b.data[off:], src)
 	return b.copyErr
 }

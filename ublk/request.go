@@ -84,6 +84,15 @@ func (r *Request) Sectors() uint32 { return r.desc.NrSectors }
 // Len is the number of bytes that it covers; of data only for READ and WRITE, where it is at most 32 MiB. A DISCARD may cover up to 4 GiB.
 func (r *Request) Len() int { return int(r.desc.NrSectors) * SectorSize }
 
+// Shared tells that the data lies in memory that was registered with the device (UBLK_U_CMD_REG_BUF): offset bytes into the buffer that the driver
+// calls index, in one piece. Nothing has to be copied then, though CopyIn and CopyOut work all the same. Such a request is completed as a
+// whole or with an error, which Complete sees to.
+//
+// Source: UBLK_IO_F_SHMEM_ZC, ublk_shmem_zc_index, ublk_shmem_zc_offset.
+func (r *Request) Shared() (index int, offset int64, ok bool) {
+	return int(r.desc.Addr >> 32), int64(r.desc.Addr & 0xffffffff), r.desc.OpFlags&uapi.UBLK_IO_F_SHMEM_ZC != 0
+}
+
 // String is for traces: "WRITE tag 3 sector 2048 +16".
 func (r *Request) String() string {
 	return fmt.Sprintf("%v tag %d sector %d +%d", r.Op(), r.tag, r.desc.StartSector, r.desc.NrSectors)

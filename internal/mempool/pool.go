@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"sync/atomic"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,10 +26,36 @@ var ErrInUse = errors.New("buffers are in use")
 // Region is mapped memory that may be registered with an adapter as a whole. It lives until its pool is closed.
 type Region struct {
 	Mem []byte // MaxBlock-aligned, a multiple of MaxBlock long
-	ID  int    // small, unique in the process, never used again: an index for tables of registrations
+	ID  int    // small and unique in the process while the region lives: an index for tables of registrations
 }
 
-var lastRegion atomic.Int64
+// regions hands out the IDs.
+var regions struct {
+	sync.Mutex
+	last int
+	free []int // of regions that were dropped
+}
+
+// Adopt makes a region of memory that somebody else has mapped, mem staying his.
+func Adopt(mem []byte) *Region {
+	regions.Lock()
+	defer regions.Unlock()
+	if n := len(regions.free); n > 0 {
+		id := regions.free[n-1]
+		regions.free = regions.free[:n-1]
+		return &Region{Mem: mem, ID: id}
+	}
+	regions.last++
+	return &Region{Mem: mem, ID: regions.last}
+}
+
+// Drop ends an adopted region: its ID may be used again. No registration of it is left. The memory is not touched.
+func (r *Region) Drop() {
+	regions.Lock()
+	defer regions.Unlock()
+	regions.free = append(regions.free, r.ID)
+	r.Mem, r.ID = nil, 0
+}
 
 // Buffer is a piece of a region. The zero Buffer is no buffer.
 type Buffer struct {
@@ -102,7 +128,7 @@ func New(size int) (*Pool, error) {
 	skip := int(-uintptr(unsafe.Pointer(&m[0])) & (hugePage - 1))
 	units := size >> minShift
 	p := &Pool{
-		region:  Region{Mem: m[skip : skip+size : skip+size], ID: int(lastRegion.Add(1))},
+		region:  *Adopt(m[skip : skip+size : skip+size]),
 		mapping: m,
 		next:    make([]int32, units),
 		prev:    make([]int32, units),
