@@ -60,6 +60,7 @@ func (p rdmaPort) configure(c *login.Config) {
 	keys := login.DefaultKeys(login.ISER, login.Normal)
 	keys.InitiatorRecvDataSegmentLength = iser.InitiatorRecvDataSegmentLength
 	keys.TargetRecvDataSegmentLength = iser.TargetRecvDataSegmentLength
+	keys.ImmediateData = true // used for a command whose data is immediate as a whole: see package iser
 	c.Transport, c.Keys = login.ISER, &keys
 }
 

@@ -116,7 +116,8 @@ type Conn struct {
 	large    bool // a Send from the login's buffer is under way
 	state    connState
 	reason   error
-	keys     login.Keys
+
+	immediate int // a SCSI Write of up to so many bytes carries its data; 0 for none
 	released func() // see Config
 	gone     func() // of the Port
 }
@@ -181,7 +182,12 @@ func (m *Conn) Limits() iscsi.Limits {
 }
 
 // NoticeKeyValues implements [iscsi.Datamover].
-func (m *Conn) NoticeKeyValues(keys *login.Keys) { m.keys = *keys }
+func (m *Conn) NoticeKeyValues(keys *login.Keys) {
+	m.immediate = 0
+	if keys.ImmediateData {
+		m.immediate = int(min(keys.TargetRecvDataSegmentLength, keys.FirstBurstLength, TargetRecvDataSegmentLength))
+	}
+}
 
 // AllocateConnectionResources posts the receives of the full feature phase.
 func (m *Conn) AllocateConnectionResources() error {
@@ -228,26 +234,32 @@ func (m *Conn) SendControl(bhs *pdu.BHS, data []byte, t *iscsi.Task) error {
 	b := m.mem[sendAt+slot*sendSlot:][:sendSlot]
 	h := Header(b)
 	h.EncodeControl()
+	copy(b[HeaderSize:], bhs[:])
+	wr := rdma.SendWR{NumSGE: 1}
 	if t != nil && len(t.Data) > 0 {
 		mr := m.domain.mr(t.Region)
 		if mr == nil {
 			return fmt.Errorf("data of task %#08x lies in region %d, which is not registered", t.ITT(), t.Region)
 		}
-		at := uint64(uintptr(unsafe.Pointer(&t.Data[0])))
-		if t.Direction == iscsi.Read {
-			h.SetRead(mr.RKey(), at)
-		} else {
-			h.SetWrite(mr.RKey(), at)
+		at := uintptr(unsafe.Pointer(&t.Data[0]))
+		switch {
+		case t.Direction == iscsi.Read:
+			h.SetRead(mr.RKey(), uint64(at))
+		case len(t.Data) <= m.immediate && len(t.Data)%4 == 0:
+			(*pdu.BHS)(b[HeaderSize:headersSize]).SetDataSegmentLength(len(t.Data))
+			wr.NumSGE = 2
+			wr.SGE[1] = rdma.SGE{Addr: at, Len: uint32(len(t.Data)), LKey: mr.LKey()}
+		default:
+			h.SetWrite(mr.RKey(), uint64(at))
 		}
 	}
-	copy(b[HeaderSize:], bhs[:])
 	n := headersSize
 	if len(data) > 0 {
 		n += copy(b[headersSize:], data)
 	}
 	m.unacked++
 	m.inQueue++
-	wr := rdma.SendWR{WRID: kindSend | uint64(m.unacked), NumSGE: 1}
+	wr.WRID = kindSend | uint64(m.unacked)
 	wr.SGE[0] = rdma.SGE{Addr: m.addr + uintptr(sendAt+slot*sendSlot), Len: uint32(n), LKey: m.lkey}
 	if m.unacked == signalEvery {
 		wr.Signaled = true

@@ -19,7 +19,9 @@
 //
 // # What the three targets in the field agree on
 //
-// ImmediateData=No and InitialR2T=Yes, so that the advertised base offset is the start of the buffer: they disagree about it
-// otherwise. No Send with Invalidate (plain registered memory cannot be invalidated remotely). No Hello: login starts with the first
+// InitialR2T=Yes, and of immediate data all or nothing, so that an advertised base offset is the start of the buffer: they disagree about
+// it where some data has gone before. A SCSI Write of up to 8 KiB carries its data behind its headers if the target takes
+// ImmediateData=Yes (isert does, tgt does not): one packet more, gathered by the adapter from where the data lies, in place of an RDMA Read
+// that needs a round trip. Such a command advertises no Write STag. No Send with Invalidate (plain registered memory cannot be invalidated remotely). No Hello: login starts with the first
 // PDU. At most 128 PDUs may wait for the target, because isert posts that many receives.
 package iser
