@@ -10,6 +10,8 @@ import (
 // list is enough. The reactor owns it.
 type clock struct {
 	timers []timer
+	ticks  time.Time // when the sessions want to be looked after; zero for at once
+	idle   bool      // no session wants anything
 }
 
 type timer struct {
@@ -39,12 +41,27 @@ func (c *clock) advance(now time.Time) {
 	}
 }
 
-// until tells how long a reactor may sleep: to its next timer, and no longer than a second when sessions want their pings looked after.
-// A negative duration means for ever.
-func (c *clock) until(now time.Time, sessions bool) time.Duration {
+// tick lets the sessions look after their pings, if that is due.
+func (c *clock) tick(now time.Time, sessions []flusher) {
+	if c.idle || now.Before(c.ticks) {
+		return
+	}
+	c.idle = true
+	for _, s := range sessions {
+		if next := s.Tick(now); !next.IsZero() && (c.idle || next.Before(c.ticks)) {
+			c.idle, c.ticks = false, next
+		}
+	}
+}
+
+// soon makes the next tick one that looks at every session: one has come.
+func (c *clock) soon() { c.idle, c.ticks = false, time.Time{} }
+
+// until tells how long a reactor may sleep: to its next timer or tick. A negative duration means for ever.
+func (c *clock) until(now time.Time) time.Duration {
 	d := time.Duration(-1)
-	if sessions {
-		d = time.Second
+	if !c.idle {
+		d = max(c.ticks.Sub(now), time.Millisecond)
 	}
 	for _, t := range c.timers {
 		left := max(t.at.Sub(now), time.Millisecond)

@@ -319,9 +319,7 @@ func TestReactorSleeps(t *testing.T) {
 	p := newPlane(t)
 	r := p.reactors[0]
 	asleep := func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.sleeping
+		return r.sleeping.Load()
 	}
 	for range 200 {
 		for deadline := time.Now().Add(5 * time.Second); !asleep(); {

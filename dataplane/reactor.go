@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/mempool"
 	"iserd.org/iserd/internal/uapi"
 	"iserd.org/iserd/internal/uring"
@@ -20,19 +21,13 @@ import (
 
 // One turn of a reactor, in order:
 //
-//	poll     completion queues -> responses -> results queued as COMMIT
-//	enter    submit what is queued, take what the kernel has
-//	dispatch ring completions  -> new requests, socket data, messages -> commands queued as Send
-//	flush    ring the doorbells once for everything queued
-//	sleep    only when polling found nothing for a while
+//	poll      completion queues -> responses -> results queued as COMMIT
+//	dispatch  ring completions  -> new requests, socket data, messages -> commands queued as Send
+//	flush     ring the doorbells once for everything queued
+//	sleep     submit what is queued and wait for more, in one system call
 //
-// Everything here runs on one locked OS thread; messages (Do) are the only way in from elsewhere.
-
-// spinBudget is how long an idle reactor polls before it sleeps. It adapts between the bounds: a sleep that ends at once was not worth it.
-const (
-	spinMax = 50 * time.Microsecond
-	spinMin = 0
-)
+// A turn that found work for which others would have had to be waited for costs one io_uring_enter and one doorbell, however many requests
+// it carried. Everything here runs on one locked OS thread; messages (Do) are the only way in from elsewhere.
 
 // Reactor is one data-path thread with everything it owns: a ring, the completion queues of the adapters, a buffer pool, queues and
 // sessions.
@@ -51,7 +46,8 @@ type Reactor struct {
 
 	flushers []flusher // sessions, in the order they were added
 	cqs      []*rdma.CQ
-	spin     time.Duration
+	spin     spinner
+	stats    ipc.ReactorStats
 
 	event struct { // wakes the reactor for messages
 		fd   int
@@ -59,9 +55,9 @@ type Reactor struct {
 	}
 
 	arrived  atomic.Bool // inbox is not empty: looked at in every turn, without the lock
+	sleeping atomic.Bool // the eventfd has to be written
 	mu       sync.Mutex  // guards what follows; held for a few instructions only
 	inbox    []func()
-	sleeping bool
 	stopped  bool
 
 	batch   []func()
@@ -73,7 +69,7 @@ type Reactor struct {
 
 type flusher interface {
 	Flush()
-	Tick(now time.Time)
+	Tick(now time.Time) (next time.Time)
 }
 
 // ringEntries bound what may be in flight on one ring: one FETCH per tag of every queue, sockets and polls. The completion ring is
@@ -96,7 +92,6 @@ func newReactor(p *Plane, index, poolSize int) (*Reactor, error) {
 	r := &Reactor{
 		plane:   p,
 		index:   index,
-		spin:    spinMax,
 		done:    make(chan struct{}),
 		devices: make(map[*rdma.Device]*adapter),
 	}
@@ -181,10 +176,8 @@ func (r *Reactor) Do(f func()) {
 	}
 	r.inbox = append(r.inbox, f)
 	r.arrived.Store(true)
-	wake := r.sleeping
-	r.sleeping = false
 	r.mu.Unlock()
-	if wake {
+	if r.sleeping.Swap(false) {
 		var b [8]byte
 		binary.NativeEndian.PutUint64(b[:], 1)
 		unix.Write(r.event.fd, b[:])
@@ -246,22 +239,8 @@ func (r *Reactor) takeMessages() int {
 
 // loop is the turn, for ever.
 func (r *Reactor) loop() {
-	idle := time.Time{}
-	lastTick := time.Now()
-	turns := 0
-	for !r.stop {
-		work := 0
-		for _, cq := range r.cqs {
-			n, err := cq.Poll()
-			if err != nil {
-				// A dead adapter. Its connections hear of it by an event, or by the silence that follows.
-				r.cqs = slices.DeleteFunc(slices.Clone(r.cqs), func(c *rdma.CQ) bool { return c == cq })
-			}
-			work += n
-		}
-		if r.ring.NeedEnter() {
-			r.enter(false, 0)
-		}
+	for turns := uint(1); ; turns++ {
+		work := r.poll()
 		work += r.ring.Dispatch()
 		work += r.takeMessages()
 		for _, f := range r.flushers {
@@ -271,71 +250,90 @@ func (r *Reactor) loop() {
 			cq.Flush()
 		}
 		// Timers and pings may not starve while there is work; while there is, the time is only looked at now and then.
-		if work > 0 {
-			idle = time.Time{}
-			if turns++; turns%64 != 0 {
-				continue
-			}
-		}
-		now := time.Now()
-		if now.Sub(lastTick) >= tick {
-			lastTick = now
-			r.clock.advance(now)
-			for _, f := range r.flushers {
-				f.Tick(now)
-			}
+		if turns%64 == 0 {
+			r.tick(time.Now())
 		}
 		if work > 0 {
+			r.stats.Turns++
+		}
+		if r.stop {
+			return
+		}
+		if r.spin.goOn(work > 0) {
+			if r.ring.NeedEnter() {
+				r.enter()
+			}
 			continue
 		}
-		if idle.IsZero() {
-			idle = now
-		}
-		if now.Sub(idle) < r.spin {
-			continue
-		}
-		r.sleep(now)
-		idle = time.Time{}
+		r.sleep()
 	}
 }
 
-// tick is how often timers and pings are looked at while nothing else happens.
-const tick = 50 * time.Millisecond
+// poll takes up to 64 completions from each adapter.
+func (r *Reactor) poll() int {
+	work := 0
+	for _, cq := range r.cqs {
+		n, err := cq.Poll()
+		if err != nil {
+			// A dead adapter. Its connections hear of it by an event, or by the silence that follows.
+			r.cqs = slices.DeleteFunc(slices.Clone(r.cqs), func(c *rdma.CQ) bool { return c == cq })
+		}
+		work += n
+	}
+	return work
+}
 
-// sleep waits for the ring. Whatever could have come between the last poll and the wait is looked for once more after every source is armed.
-func (r *Reactor) sleep(now time.Time) {
-	r.mu.Lock()
-	if len(r.inbox) > 0 {
-		r.mu.Unlock()
+func (r *Reactor) tick(now time.Time) {
+	r.clock.advance(now)
+	r.clock.tick(now, r.flushers)
+}
+
+// doze is how long a reactor that has run out of work waits for more in the cheap way. When nothing has come by then it sleeps in the way that
+// costs more at both ends and nothing in between.
+const doze = time.Millisecond
+
+// sleep submits what is queued and waits for the ring. Whatever could have come between the last poll and the wait is looked for once more
+// after every source is armed.
+func (r *Reactor) sleep() {
+	r.sleeping.Store(true)
+	defer r.sleeping.Store(false)
+	if r.arrived.Load() {
 		return
 	}
-	r.sleeping = true
-	r.mu.Unlock()
 	for _, cq := range r.cqs {
 		cq.Arm()
 	}
-	for _, cq := range r.cqs {
-		if n, _ := cq.Poll(); n > 0 {
-			r.awake()
-			return
+	if r.poll() > 0 {
+		// What was found may have queued more than the ring has room for in many turns like this one.
+		if r.ring.NeedEnter() {
+			r.enter()
 		}
-	}
-	if r.ring.Ready() {
-		r.awake()
 		return
 	}
-	r.enter(true, r.clock.until(now, len(r.flushers) > 0))
-	r.awake()
+	if r.ring.Ready() {
+		if r.ring.NeedEnter() {
+			r.enter()
+		}
+		return
+	}
+	r.stats.Sleeps++
+	r.check(r.ring.Doze(doze))
+	if r.ring.Ready() || r.arrived.Load() {
+		return
+	}
+	now := time.Now()
+	r.tick(now)
+	if r.ring.NeedEnter() { // a timer had something to send
+		return
+	}
+	r.stats.DeepSleeps++
+	r.check(r.ring.Enter(true, r.clock.until(now)))
 }
 
-func (r *Reactor) awake() {
-	r.mu.Lock()
-	r.sleeping = false
-	r.mu.Unlock()
-}
+func (r *Reactor) enter() { r.check(r.ring.Enter(false, 0)) }
 
-func (r *Reactor) enter(wait bool, timeout time.Duration) {
-	if err := r.ring.Enter(wait, timeout); err != nil {
+func (r *Reactor) check(err error) {
+	if err != nil {
 		panic(fmt.Sprintf("reactor %d: io_uring_enter: %v", r.index, err))
 	}
 }

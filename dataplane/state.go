@@ -33,7 +33,26 @@ func (p *Plane) state() ipc.State {
 		s.Devices = append(s.Devices, d.snapshot())
 	}
 	s.Buffers = p.snapshotBuffers()
+	for _, r := range p.reactors {
+		s.Reactors = append(s.Reactors, r.counters())
+	}
 	s.Objects = p.objects()
+	return s
+}
+
+// counters tells what the reactor did.
+func (r *Reactor) counters() (s ipc.ReactorStats) {
+	r.Call(func() {
+		s = r.stats
+		s.Enters = r.ring.Enters
+		for _, cq := range r.cqs {
+			c := cq.Stats()
+			s.Doorbells += c.Posts
+			s.Polls += c.Polls
+			s.WCs += c.WCs
+			s.Events += c.Events
+		}
+	})
 	return s
 }
 

@@ -172,7 +172,10 @@ func (a *adapter) close() {
 }
 
 // addFlusher lets a session take part in the turns.
-func (r *Reactor) addFlusher(f flusher) { r.flushers = append(r.flushers, f) }
+func (r *Reactor) addFlusher(f flusher) {
+	r.flushers = append(r.flushers, f)
+	r.clock.soon()
+}
 
 // removeFlusher ends that.
 func (r *Reactor) removeFlusher(f flusher) {

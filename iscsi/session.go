@@ -328,16 +328,13 @@ const (
 	tagLogout
 )
 
-// Tick lets time pass: it pings an idle target and fails a session whose target does not answer. Call it about once a second.
-func (s *Session) Tick(now time.Time) {
+// Tick lets time pass: it pings an idle target and fails a session whose target does not answer. It returns when it wants to be called
+// next, at the latest; the zero time for never. Earlier and later calls do no harm.
+func (s *Session) Tick(now time.Time) (next time.Time) {
 	if s.state >= StateCleanupWait {
-		return
+		return time.Time{}
 	}
-	activity := s.received
-	if s.meter != nil {
-		activity += s.meter.Received()
-	}
-	if activity != s.seen {
+	if activity := s.activity(); activity != s.seen {
 		s.seen, s.lastRecv = activity, now
 	}
 	if s.ping.tag != noTag {
@@ -348,11 +345,15 @@ func (s *Session) Tick(now time.Time) {
 		}
 		if silence := now.Sub(last); silence > s.options.PingTimeout {
 			s.fail(fmt.Errorf("%w: no answer to NOP-Out and nothing else for %v", ErrTimeout, silence.Round(time.Second)))
+			return time.Time{}
 		}
-		return
+		return last.Add(s.options.PingTimeout + 1)
 	}
-	if s.options.PingInterval <= 0 || now.Sub(s.lastRecv) < s.options.PingInterval || s.state != StateLoggedIn {
-		return
+	if s.options.PingInterval <= 0 || s.state != StateLoggedIn {
+		return time.Time{}
+	}
+	if now.Sub(s.lastRecv) < s.options.PingInterval {
+		return s.lastRecv.Add(s.options.PingInterval)
 	}
 	s.ping.tag, s.ping.sent = s.controlTag(tagPing), now
 	n := pdu.NewNOPOut(&s.bhs)
@@ -363,9 +364,18 @@ func (s *Session) Tick(now time.Time) {
 	n.SetExpStatSN(s.expStatSN)
 	if err := s.mover.SendControl(&s.bhs, nil, nil); err != nil {
 		s.fail(err)
-		return
+		return time.Time{}
 	}
 	s.Flush()
+	return now.Add(s.options.PingInterval)
+}
+
+// activity grows with whatever the target sends.
+func (s *Session) activity() uint64 {
+	if s.meter != nil {
+		return s.received + s.meter.Received()
+	}
+	return s.received
 }
 
 func (s *Session) nopIn(n pdu.NOPIn, data []byte) error {
@@ -375,7 +385,9 @@ func (s *Session) nopIn(n pdu.NOPIn, data []byte) error {
 		if n.InitiatorTaskTag() != s.ping.tag {
 			return violation("11.19.1", "NOP-In answers tag %#08x, which no NOP-Out has", n.InitiatorTaskTag())
 		}
-		s.ping.tag = noTag
+		// The target was alive when it was asked, which is the time that the next call of Tick goes by.
+		s.ping.tag, s.lastRecv = noTag, s.ping.sent
+		s.seen = s.activity()
 		return s.status(n.StatSN(), n.ExpCmdSN(), n.MaxCmdSN())
 	case n.TargetTransferTag() != noTag:
 		// The target pings: answer with its tag, LUN and data. StatSN is the next one and does not advance (section 11.19.2).

@@ -297,9 +297,13 @@ func TestPing(t *testing.T) {
 	o := Options{PingInterval: 5 * time.Second, PingTimeout: 15 * time.Second}
 	t.Run("answered", func(t *testing.T) {
 		s := newScript(t, 8, o)
-		s.Tick(start.Add(4 * time.Second))
+		if next := s.Tick(start.Add(4 * time.Second)); !next.Equal(start.Add(5 * time.Second)) {
+			t.Errorf("next tick at %v", next.Sub(start))
+		}
 		s.want(StateLoggedIn, 0, 0, 0)
-		s.Tick(start.Add(5 * time.Second))
+		if next := s.Tick(start.Add(5 * time.Second)); !next.Equal(start.Add(10 * time.Second)) {
+			t.Errorf("next tick at %v", next.Sub(start))
+		}
 		s.want(StateLoggedIn, 0, 0, 1)
 		ping := pdu.AsNOPOut(s.w.last())
 		if ping.Opcode() != pdu.OpNOPOut || !ping.Immediate() || ping.InitiatorTaskTag() == noTag || ping.TargetTransferTag() != noTag || s.w.flushes == 0 {
@@ -312,9 +316,9 @@ func TestPing(t *testing.T) {
 		pong.SetExpCmdSN(s.cmdSN)
 		pong.SetMaxCmdSN(s.max)
 		s.w.up.ControlNotify(&bhs, nil)
-		s.Tick(start.Add(25 * time.Second))
+		s.Tick(start.Add(9 * time.Second))
 		s.want(StateLoggedIn, 0, 0, 1)
-		s.Tick(start.Add(31 * time.Second))
+		s.Tick(start.Add(10 * time.Second))
 		s.want(StateLoggedIn, 0, 0, 2)
 	})
 	t.Run("not answered", func(t *testing.T) {

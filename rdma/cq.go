@@ -62,6 +62,7 @@ type CQ struct {
 	room    int          // entries not yet promised to a QP
 	qps     int
 	closed  bool
+	armed   bool // a notification will come or is on FD; owner only
 }
 
 // NewCQ makes a completion queue of at least entries entries. [Conn.CreateQP] promises every QP its MaxSend+MaxRecv of them, so the queue
@@ -136,20 +137,24 @@ func (cq *CQ) FD() int { return int(cq.ch.fd) }
 func (cq *CQ) Stats() CQStats { return cq.stats }
 
 // Arm asks for one notification on FD with the next completion that arrives. Completions that are in the queue already raise none: poll
-// once more after Arm.
+// once more after Arm. A queue that is armed already, its notification not drained yet, stays armed and costs nothing.
 //
 // Wraps: ibv_req_notify_cq(3).
 func (cq *CQ) Arm() error {
 	if cq.closed {
 		return cq.errClosed("arm")
 	}
+	if cq.armed {
+		return nil
+	}
 	if rc := C.shim_arm(cq.c); rc != 0 {
 		return cq.d.verbError("ibv_req_notify_cq", syscall.Errno(rc))
 	}
+	cq.armed = true
 	return nil
 }
 
-// DrainEvents takes all notifications from FD, so that it is no longer readable.
+// DrainEvents takes the notification from FD, if there is one, so that it is no longer readable.
 //
 // Wraps: ibv_get_cq_event(3), ibv_ack_cq_events(3).
 func (cq *CQ) DrainEvents() error {
@@ -159,6 +164,9 @@ func (cq *CQ) DrainEvents() error {
 	n := C.shim_drain(cq.ch, cq.c)
 	if n < 0 {
 		return cq.d.verbError("ibv_get_cq_event", syscall.Errno(-n))
+	}
+	if n > 0 {
+		cq.armed = false
 	}
 	cq.stats.Events += uint64(n)
 	return nil

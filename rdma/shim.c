@@ -141,19 +141,20 @@ int shim_arm(struct ibv_cq *cq)
 	return abs(ibv_req_notify_cq(cq, 0));
 }
 
-/* Returns the number of events taken and acknowledged, or -errno. */
+/*
+ * Takes the event, if there is one: never more than one is under way, because
+ * the queue is armed again only after its event was taken. Returns 1, 0 or
+ * -errno.
+ */
 int shim_drain(struct ibv_comp_channel *ch, struct ibv_cq *cq)
 {
 	struct ibv_cq *ev_cq;
 	void *ev_ctx;
-	int n = 0, err;
 
-	while (!ibv_get_cq_event(ch, &ev_cq, &ev_ctx))
-		n++;
-	err = errno;
-	if (n)
-		ibv_ack_cq_events(cq, n);
-	return n || err == EAGAIN ? n : -err;
+	if (ibv_get_cq_event(ch, &ev_cq, &ev_ctx))
+		return errno == EAGAIN ? 0 : -errno;
+	ibv_ack_cq_events(cq, 1);
+	return 1;
 }
 
 int shim_qp_error(struct ibv_qp *qp)

@@ -164,6 +164,8 @@ type State struct {
 	Devices []Device `json:"devices"`
 	Buffers []Buffer `json:"buffers"`
 	Objects Objects  `json:"objects"`
+
+	Reactors []ReactorStats `json:"reactors"`
 }
 
 // BufferAddRequest hands over memory that applications share with the data plane: a range of the file whose descriptor comes along.
@@ -250,6 +252,19 @@ type TierCount struct {
 	Shared     uint64 `json:"shared"`     // no copy: the adapter reached the application's memory
 	Registered uint64 `json:"registered"` // one copy by the driver, to or from memory registered once
 	TCP        uint64 `json:"tcp"`        // through a socket
+}
+
+// ReactorStats count what the thread of a reactor did since it began.
+type ReactorStats struct {
+	Turns      uint64 `json:"turns"`       // that found work
+	Sleeps     uint64 `json:"sleeps"`      // waits for the ring
+	DeepSleeps uint64 `json:"deep_sleeps"` // of those, the ones for which there was nothing to do for a while
+	Enters     uint64 `json:"enters"`      // io_uring_enter
+	Copies     uint64 `json:"copies"`      // pread and pwrite of request data
+	Doorbells  uint64 `json:"doorbells"`   // crossings into the verbs library to post
+	Polls      uint64 `json:"polls"`       // crossings to poll
+	WCs        uint64 `json:"wcs"`         // completions found by them
+	Events     uint64 `json:"events"`      // completion events taken
 }
 
 // Error is a failure with a stable code. Code is one of the names of package api.
