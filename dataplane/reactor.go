@@ -47,6 +47,8 @@ type Reactor struct {
 	flushers []flusher // sessions, in the order they were added
 	cqs      []*rdma.CQ
 	spin     spinner
+	pulse    metronome
+	beats    int // completions of this turn that are only beats of pulse
 	stats    ipc.ReactorStats
 
 	event struct { // wakes the reactor for messages
@@ -141,6 +143,7 @@ func (r *Reactor) open() error {
 	}
 	r.event.slot = ring.Attach(wakeup{r})
 	r.armEvent()
+	r.pulse.open(r)
 	return nil
 }
 
@@ -239,9 +242,10 @@ func (r *Reactor) takeMessages() int {
 
 // loop is the turn, for ever.
 func (r *Reactor) loop() {
-	for turns := uint(1); ; turns++ {
-		work := r.poll()
-		work += r.ring.Dispatch()
+	for spinning := false; ; {
+		work := r.ring.Dispatch() - r.beats
+		r.beats = 0
+		work += r.poll(spinning)
 		work += r.takeMessages()
 		for _, f := range r.flushers {
 			f.Flush()
@@ -249,17 +253,14 @@ func (r *Reactor) loop() {
 		for _, cq := range r.cqs {
 			cq.Flush()
 		}
-		// Timers and pings may not starve while there is work; while there is, the time is only looked at now and then.
-		if turns%64 == 0 {
-			r.tick(time.Now())
-		}
 		if work > 0 {
 			r.stats.Turns++
+			r.pulse.worked()
 		}
 		if r.stop {
 			return
 		}
-		if r.spin.goOn(work > 0) {
+		if spinning = r.spin.goOn(work > 0); spinning {
 			if r.ring.NeedEnter() {
 				r.enter()
 			}
@@ -269,10 +270,13 @@ func (r *Reactor) loop() {
 	}
 }
 
-// poll takes up to 64 completions from each adapter.
-func (r *Reactor) poll() int {
+// poll takes up to 64 completions from each adapter. One that is armed says when it has some, and is only asked if all are wanted.
+func (r *Reactor) poll(all bool) int {
 	work := 0
 	for _, cq := range r.cqs {
+		if !all && cq.Armed() {
+			continue
+		}
 		n, err := cq.Poll()
 		if err != nil {
 			// A dead adapter. Its connections hear of it by an event, or by the silence that follows.
@@ -288,10 +292,6 @@ func (r *Reactor) tick(now time.Time) {
 	r.clock.tick(now, r.flushers)
 }
 
-// doze is how long a reactor that has run out of work waits for more in the cheap way. When nothing has come by then it sleeps in the way that
-// costs more at both ends and nothing in between.
-const doze = time.Millisecond
-
 // sleep submits what is queued and waits for the ring. Whatever could have come between the last poll and the wait is looked for once more
 // after every source is armed.
 func (r *Reactor) sleep() {
@@ -300,34 +300,43 @@ func (r *Reactor) sleep() {
 	if r.arrived.Load() {
 		return
 	}
+	work := 0
 	for _, cq := range r.cqs {
-		cq.Arm()
-	}
-	if r.poll() > 0 {
-		// What was found may have queued more than the ring has room for in many turns like this one.
-		if r.ring.NeedEnter() {
-			r.enter()
+		if cq.Armed() {
+			continue
 		}
-		return
+		cq.Arm()
+		if n, _ := cq.Poll(); n > 0 {
+			work += n
+		}
 	}
-	if r.ring.Ready() {
+	if work > 0 || r.ring.Ready() {
+		if work > 0 {
+			r.stats.Turns++
+			r.pulse.worked()
+		}
 		if r.ring.NeedEnter() {
 			r.enter()
 		}
 		return
 	}
 	r.stats.Sleeps++
-	r.check(r.ring.Doze(doze))
-	if r.ring.Ready() || r.arrived.Load() {
+	if !r.pulse.quiet {
+		r.check(r.ring.Doze(-1))
 		return
 	}
-	now := time.Now()
-	r.tick(now)
-	if r.ring.NeedEnter() { // a timer had something to send
+	// Timers have nobody else to look after them now.
+	begin := time.Now()
+	r.tick(begin)
+	if r.ring.NeedEnter() || r.arrived.Load() {
+		r.enter()
 		return
 	}
 	r.stats.DeepSleeps++
-	r.check(r.ring.Enter(true, r.clock.until(now)))
+	r.check(r.ring.Enter(true, r.clock.until(begin)))
+	if time.Since(begin) > beat {
+		r.pulse.streak = 0
+	}
 }
 
 func (r *Reactor) enter() { r.check(r.ring.Enter(false, 0)) }

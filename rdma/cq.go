@@ -147,7 +147,7 @@ func (cq *CQ) Arm() error {
 	if cq.armed {
 		return nil
 	}
-	if rc := C.shim_arm(cq.c); rc != 0 {
+	if rc := C.shim_arm(address(cq.c)); rc != 0 {
 		return cq.d.verbError("ibv_req_notify_cq", syscall.Errno(rc))
 	}
 	cq.armed = true
@@ -161,7 +161,7 @@ func (cq *CQ) DrainEvents() error {
 	if cq.closed {
 		return cq.errClosed("drain events")
 	}
-	n := C.shim_drain(cq.ch, cq.c)
+	n := C.shim_drain(address(cq.ch), address(cq.c))
 	if n < 0 {
 		return cq.d.verbError("ibv_get_cq_event", syscall.Errno(-n))
 	}
@@ -171,6 +171,13 @@ func (cq *CQ) DrainEvents() error {
 	cq.stats.Events += uint64(n)
 	return nil
 }
+
+// Armed reports whether Poll has nothing to find before the notification comes: the queue was armed and then found empty, or its
+// notification is on FD.
+func (cq *CQ) Armed() bool { return cq.armed && !cq.chores.Load() && cq.pos == cq.have }
+
+// address is a pointer to memory outside the Go heap as C takes it.
+func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
 
 // Poll fetches up to 64 completions and gives them to the handlers of their QPs. It returns the number fetched; the queue may hold more
 // when it is 64. It flushes nothing: what handlers posted waits for [CQ.Flush].
@@ -188,7 +195,7 @@ func (cq *CQ) Poll() (int, error) {
 	}
 	// A handler that panicked left completions behind; they come first.
 	if cq.pos == cq.have {
-		n := int(C.shim_poll(cq.c, (*C.struct_ibv_wc)(unsafe.Pointer(&cq.wcs[0])), pollBatch))
+		n := int(C.shim_poll(address(cq.c), address(unsafe.SliceData(cq.wcs)), pollBatch))
 		cq.stats.Polls++
 		if n < 0 {
 			return 0, cq.d.verbError("ibv_poll_cq", syscall.EIO)
@@ -332,7 +339,7 @@ func (cq *CQ) postDirty() (n, failed int) {
 		return 0, 0
 	}
 	cq.stats.Posts++
-	return n, int(C.shim_post(&cq.posts[0], C.int(n)))
+	return n, int(C.shim_post(address(unsafe.SliceData(cq.posts)), C.int(n)))
 }
 
 // fail takes q out of service because the adapter refused a work request, and tells the handler which ones it does not have.
@@ -449,7 +456,7 @@ func (cq *CQ) Close() error {
 	cq.closed = true
 	cq.mu.Unlock()
 
-	C.shim_drain(cq.ch, cq.c)
+	C.shim_drain(address(cq.ch), address(cq.c))
 	if rc := C.ibv_destroy_cq(cq.c); rc != 0 {
 		cq.closed = false
 		return cq.d.verbError("ibv_destroy_cq", syscall.Errno(rc))

@@ -132,6 +132,9 @@ func (cq *CQ) Stats() CQStats { return CQStats{} }
 // Arm returns ErrNotSupported.
 func (cq *CQ) Arm() error { return ErrNotSupported }
 
+// Armed returns false.
+func (cq *CQ) Armed() bool { return false }
+
 // DrainEvents returns ErrNotSupported.
 func (cq *CQ) DrainEvents() error { return ErrNotSupported }
 

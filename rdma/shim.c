@@ -111,8 +111,9 @@ static int post_send(struct shim_post *p)
 }
 
 /* Receives go first, so that the answer to a send finds its buffer. */
-int shim_post(struct shim_post *p, int n)
+int shim_post(uintptr_t posts, int n)
 {
+	struct shim_post *p = (struct shim_post *)posts;
 	int failed = 0;
 
 	for (; n > 0; n--, p++) {
@@ -131,14 +132,14 @@ int shim_post(struct shim_post *p, int n)
 	return failed;
 }
 
-int shim_poll(struct ibv_cq *cq, struct ibv_wc *wc, int n)
+int shim_poll(uintptr_t cq, uintptr_t wc, int n)
 {
-	return ibv_poll_cq(cq, n, wc);
+	return ibv_poll_cq((struct ibv_cq *)cq, n, (struct ibv_wc *)wc);
 }
 
-int shim_arm(struct ibv_cq *cq)
+int shim_arm(uintptr_t cq)
 {
-	return abs(ibv_req_notify_cq(cq, 0));
+	return abs(ibv_req_notify_cq((struct ibv_cq *)cq, 0));
 }
 
 /*
@@ -146,14 +147,14 @@ int shim_arm(struct ibv_cq *cq)
  * the queue is armed again only after its event was taken. Returns 1, 0 or
  * -errno.
  */
-int shim_drain(struct ibv_comp_channel *ch, struct ibv_cq *cq)
+int shim_drain(uintptr_t ch, uintptr_t cq)
 {
 	struct ibv_cq *ev_cq;
 	void *ev_ctx;
 
-	if (ibv_get_cq_event(ch, &ev_cq, &ev_ctx))
+	if (ibv_get_cq_event((struct ibv_comp_channel *)ch, &ev_cq, &ev_ctx))
 		return errno == EAGAIN ? 0 : -errno;
-	ibv_ack_cq_events(cq, 1);
+	ibv_ack_cq_events((struct ibv_cq *)cq, 1);
 	return 1;
 }
 

@@ -45,10 +45,14 @@ int shim_get_cm_event(struct rdma_event_channel *ch, struct shim_cm_event *out);
 int shim_get_async_event(struct ibv_context *ctx, struct shim_async_event *out);
 int shim_nonblock(int fd);
 
-int shim_post(struct shim_post *p, int n);
-int shim_poll(struct ibv_cq *cq, struct ibv_wc *wc, int n);
-int shim_arm(struct ibv_cq *cq);
-int shim_drain(struct ibv_comp_channel *ch, struct ibv_cq *cq);
+/*
+ * The calls of the data path take addresses as numbers: cgo looks through
+ * arguments that are pointers at each call, and these are never Go's.
+ */
+int shim_post(uintptr_t posts, int n);
+int shim_poll(uintptr_t cq, uintptr_t wc, int n);
+int shim_arm(uintptr_t cq);
+int shim_drain(uintptr_t ch, uintptr_t cq);
 
 int shim_qp_error(struct ibv_qp *qp);
 int shim_qp_rnr_timer(struct ibv_qp *qp, uint8_t code);

@@ -103,12 +103,19 @@ type Pool struct {
 	prev    []int32
 	state   []int8
 	inUse   int
+
+	// Blocks that were given back lately, by order, not merged with their buddies: the next request is mostly of the same size.
+	recent  [orders][recentBlocks]int32
+	nrecent [orders]int
 }
+
+const recentBlocks = 32
 
 // States of a unit; a non-negative state is the order of a free block that starts here.
 const (
 	inside int8 = -1  // no block starts here
 	taken  int8 = -16 // taken + order: a block that is handed out starts here
+	kept   int8 = -32 // kept + order: a block in recent starts here
 	none        = int32(-1)
 )
 
@@ -161,6 +168,27 @@ func (p *Pool) Get(n int) (Buffer, bool) {
 		return Buffer{}, false
 	}
 	want := orderOf(n)
+	if k := p.nrecent[want]; k > 0 {
+		u := p.recent[want][k-1]
+		p.nrecent[want] = k - 1
+		return p.take(u, want, n), true
+	}
+	b, ok := p.split(want, n)
+	if !ok && p.merge() {
+		b, ok = p.split(want, n)
+	}
+	return b, ok
+}
+
+// take hands a block out.
+func (p *Pool) take(u int32, order, n int) Buffer {
+	p.state[u] = taken + int8(order)
+	p.inUse += MinBlock << order
+	return Buffer{region: &p.region, first: u, order: int8(order), n: int32(n)}
+}
+
+// split takes a block off the lists, cut to size.
+func (p *Pool) split(want, n int) (Buffer, bool) {
 	have := want
 	for have < orders && p.head[have] == none {
 		have++
@@ -174,9 +202,19 @@ func (p *Pool) Get(n int) (Buffer, bool) {
 		have--
 		p.push(u+1<<have, have)
 	}
-	p.state[u] = taken + int8(want)
-	p.inUse += MinBlock << want
-	return Buffer{region: &p.region, first: u, order: int8(want), n: int32(n)}, true
+	return p.take(u, want, n), true
+}
+
+// merge gives the recent blocks to the lists; false if there are none.
+func (p *Pool) merge() bool {
+	some := false
+	for order := range p.recent {
+		for ; p.nrecent[order] > 0; p.nrecent[order]-- {
+			p.free(p.recent[order][p.nrecent[order]-1], order)
+			some = true
+		}
+	}
+	return some
 }
 
 // Put returns a buffer. Nobody may touch its memory afterwards, adapters included. Returning the zero Buffer does nothing; returning a
@@ -189,8 +227,19 @@ func (p *Pool) Put(b Buffer) {
 	if b.region != &p.region || p.state[u] != taken+b.order {
 		panic(fmt.Sprintf("mempool: buffer at unit %d, %d bytes, is not out of this pool", b.first, b.n))
 	}
-	p.state[u] = inside
 	p.inUse -= MinBlock << order
+	if k := p.nrecent[order]; k < recentBlocks {
+		p.recent[order][k] = u
+		p.nrecent[order] = k + 1
+		p.state[u] = kept + int8(order)
+		return
+	}
+	p.free(u, order)
+}
+
+// free enters a block into the lists, merged with its buddies.
+func (p *Pool) free(u int32, order int) {
+	p.state[u] = inside
 	for order < orders-1 {
 		buddy := u ^ 1<<order
 		if p.state[buddy] != int8(order) {
@@ -247,6 +296,7 @@ func (p *Pool) Close() error {
 	}
 	m := p.mapping
 	p.mapping, p.region.Mem = nil, nil
+	p.nrecent = [orders]int{}
 	for i := range p.head {
 		p.head[i] = none
 	}
