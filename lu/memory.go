@@ -17,7 +17,7 @@ func NewMemory(pool *mempool.Pool) *Memory { return &Memory{pool: pool} }
 // Waits returns how often a request had to wait for a buffer.
 func (m *Memory) Waits() uint64 { return m.waits }
 
-// get gives r a buffer of n bytes, or queues r: then r.start runs later.
+// get gives r a buffer of n bytes, or queues r: then r is loaded later.
 func (m *Memory) get(r *request, n int) bool {
 	if m.waiting.head == nil {
 		if b, ok := m.pool.Get(n); ok {
@@ -61,6 +61,6 @@ func (m *Memory) put(r *request) {
 		}
 		w.next = nil
 		w.take(b)
-		w.queue.start(w)
+		w.queue.load(w)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"iserd.org/iserd/ublk"
 )
 
-// The way of a request, in the order of this file: Submit takes it from the kernel, start fills the command and sends it, TaskDone takes the
-// target's answer, finish hands the result to the kernel. Everything runs on the reactor that owns the queue; the slow cases (retry,
+// The way of a request, in the order of this file: Submit takes it from the kernel, load brings the data of a WRITE, start fills the command and
+// sends it, TaskDone takes the target's answer, good brings the data of a READ to the kernel, finish hands the result to the kernel. Everything runs on the reactor that owns the queue; the slow cases (retry,
 // sense data, lost session) are in their own functions.
 
 // A Path carries the tasks of a queue to the target: the reactor's own session, as long as there is one.
@@ -75,8 +75,8 @@ type blockRequest interface {
 	Sector() ublk.Sector
 	Len() int
 	Shared() (index int, offset int64, ok bool)
-	CopyIn(dst []byte, off int) error
-	CopyOut(src []byte, off int) error
+	Gather(dst []byte) (done bool, err error)
+	Scatter(src []byte) (done bool, err error)
 	Complete(res int32)
 }
 
@@ -133,14 +133,43 @@ func (q *Queue) submit(k blockRequest) {
 			q.finish(r, -int32(unix.EINVAL))
 			return
 		}
-		if q.share(r) || q.memory.get(r, r.length) {
+		if q.share(r) {
 			q.start(r)
+		} else if q.memory.get(r, r.length) {
+			q.load(r)
 		}
 	case ublk.OpFlush:
 		r.length = 0
 		q.start(r)
 	default:
 		q.finish(r, -int32(unix.EOPNOTSUPP))
+	}
+}
+
+// load brings the data of a WRITE into the buffer of its request, which then starts.
+func (q *Queue) load(r *request) {
+	if r.kernel.Op() == ublk.OpWrite {
+		if done, err := r.kernel.Gather(r.data); !done || err != nil {
+			if done {
+				q.finish(r, -int32(unix.EIO))
+			}
+			return
+		}
+	}
+	q.start(r)
+}
+
+// Copied goes on with a request whose copy was not done at once.
+func (q *Queue) Copied(k *ublk.Request, err error) { q.copied(&q.requests[k.Tag()], err) }
+
+func (q *Queue) copied(r *request, err error) {
+	switch {
+	case err != nil:
+		q.finish(r, -int32(unix.EIO))
+	case r.kernel.Op() == ublk.OpWrite:
+		q.start(r)
+	default:
+		q.finish(r, int32(r.length))
 	}
 }
 
@@ -161,12 +190,6 @@ func (q *Queue) start(r *request) {
 		}
 	case ublk.OpWrite:
 		t.Direction = iscsi.Write
-		if r.shared == nil {
-			if err := r.kernel.CopyIn(r.data, 0); err != nil {
-				q.finish(r, -int32(unix.EIO))
-				return
-			}
-		}
 		fua := r.kernel.Flags()&ublk.FlagFUA != 0
 		if q.long {
 			scsi.Write16(&t.CDB, lba, scsi.Blocks(blocks), fua)
@@ -196,31 +219,32 @@ func (r *request) TaskDone(t *iscsi.Task) {
 
 // good finishes a request whose command moved every byte.
 func (q *Queue) good(r *request) {
-	switch r.kernel.Op() {
-	case ublk.OpRead:
-		if r.shared == nil {
-			if err := r.kernel.CopyOut(r.data, 0); err != nil {
+	if r.kernel.Op() == ublk.OpRead && r.shared == nil {
+		if done, err := r.kernel.Scatter(r.data); !done || err != nil {
+			if done {
 				q.finish(r, -int32(unix.EIO))
-				return
 			}
+			return
 		}
-		q.counters.Reads++
-		q.counters.ReadBytes += uint64(r.length)
-	case ublk.OpWrite:
-		q.counters.Writes++
-		q.counters.WriteBytes += uint64(r.length)
-	case ublk.OpFlush:
-		q.counters.Flushes++
 	}
 	q.finish(r, int32(r.length))
 }
 
 // finish hands the result of a request to the kernel: bytes, or -errno.
 func (q *Queue) finish(r *request, result int32) {
-	if result < 0 {
-		q.counters.Errors++
-	}
 	q.counters.InFlight--
+	switch op := r.kernel.Op(); {
+	case result < 0:
+		q.counters.Errors++
+	case op == ublk.OpRead:
+		q.counters.Reads++
+		q.counters.ReadBytes += uint64(result)
+	case op == ublk.OpWrite:
+		q.counters.Writes++
+		q.counters.WriteBytes += uint64(result)
+	case op == ublk.OpFlush:
+		q.counters.Flushes++
+	}
 	if r.shared != nil {
 		if result > 0 {
 			q.counters.SharedRequests++

@@ -27,6 +27,7 @@ type block struct {
 	shared  int // index of the buffer that data lies in, from 1; 0 for none
 	offset  int64
 	copies  int
+	later   bool // copies end by Copied
 	results []int32
 }
 
@@ -38,15 +39,15 @@ func (b *block) Tag() uint16         { return b.tag }
 func (b *block) Sector() ublk.Sector { return b.sector }
 func (b *block) Len() int            { return len(b.data) }
 func (b *block) Complete(res int32)  { b.results = append(b.results, res) }
-func (b *block) CopyIn(dst []byte, off int) error {
+func (b *block) Gather(dst []byte) (bool, error) {
 	b.copies++
-	copy(dst, b.data[off:])
-	return b.copyErr
+	copy(dst, b.data)
+	return !b.later, b.copyErr
 }
-func (b *block) CopyOut(src []byte, off int) error {
+func (b *block) Scatter(src []byte) (bool, error) {
 	b.copies++
-	copy(b.data[off:], src)
-	return b.copyErr
+	copy(b.data, src)
+	return !b.later, b.copyErr
 }
 
 // disk is a path to a unit in memory, scripted to fail.
@@ -353,5 +354,36 @@ func TestNoAllocation(t *testing.T) {
 		q.submit(b)
 	}); n != 0 {
 		t.Errorf("%v allocations per write and read", n)
+	}
+}
+
+// Copies that end later: the command leaves after the data has come, the request completes after the data has gone, and a buffer is not given
+// to somebody else before.
+func TestCopiesThatEndLater(t *testing.T) {
+	for _, c := range []struct {
+		op  ublk.Op
+		err error
+	}{{ublk.OpRead, nil}, {ublk.OpWrite, nil}, {ublk.OpRead, errors.New("gone")}, {ublk.OpWrite, errors.New("gone")}} {
+		d := &disk{content: make([]byte, 1<<20), shift: 9}
+		q, pool, _ := newTestQueue(t, testUnit(512, 2048), d, 4<<20)
+		b := &block{op: c.op, data: make([]byte, 4096), later: true}
+		q.submit(b)
+		sent := 0
+		if c.op == ublk.OpRead {
+			sent = 1
+		}
+		if len(d.tasks) != sent || len(b.results) != 0 || pool.InUse() == 0 {
+			t.Errorf("%v before the copy: %d commands, results %v, %d bytes in use", c.op, len(d.tasks), b.results, pool.InUse())
+		}
+		q.copied(&q.requests[b.tag], c.err)
+		want := int32(4096)
+		if c.err != nil {
+			want = -int32(unix.EIO)
+		} else {
+			sent = 1
+		}
+		if len(d.tasks) != sent || len(b.results) != 1 || b.results[0] != want || pool.InUse() != 0 {
+			t.Errorf("%v after the copy: %d commands, results %v, %d bytes in use", c.op, len(d.tasks), b.results, pool.InUse())
+		}
 	}
 }

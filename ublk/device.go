@@ -26,7 +26,8 @@ type Device struct {
 // Errors: ErrBusy when another process has it open, ErrNotFound when there is no such device.
 func Open(id int) (*Device, error) {
 	path := charPath(id)
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	// O_NONBLOCK changes nothing for the driver. It tells io_uring that reads and writes need no worker thread: see Queue.inline.
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return nil, fmt.Errorf("open %s: %w: %w: another process serves it", path, ErrBusy, err)

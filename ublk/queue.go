@@ -16,6 +16,9 @@ type Handler interface {
 	// Submit starts a request. It runs on the reactor, must not block, and may call r.Complete before it returns. Every request gets
 	// exactly one Complete, from the reactor; until then r is the handler's.
 	Submit(r *Request)
+
+	// Copied tells the end of a Gather or Scatter that was not done at once, on the reactor. err is a bare errno.
+	Copied(r *Request, err error)
 }
 
 // Stats counts what a queue did. The reactor writes it.
@@ -27,6 +30,7 @@ type Stats struct {
 	Short                                         uint64 // completions of less than the whole request, turned into errors
 	Double                                        uint64 // completions of requests that were not out, ignored
 	Copies                                        uint64 // system calls of CopyIn and CopyOut
+	RingCopies                                    uint64 // copies done by the ring on its way
 }
 
 // Queue is one hardware queue of a device, served by one reactor. Its methods belong to that reactor.
@@ -42,12 +46,15 @@ type Queue struct {
 	descs   []uapi.UblksrvIoDesc
 	reqs    []Request
 
+	inline   bool  // the ring reads and writes the character device while it submits, so that a copy needs no system call of its own
 	out      int   // requests at the handler
 	back     int   // tags that the driver gave back
 	refused  error // first errno of a fetch or commit that is not a cancellation
 	closed   bool
 	onGone   func()
 	finished bool
+
+	scratch [8]byte // of probeInline
 
 	Stats Stats
 }
@@ -98,7 +105,27 @@ func (d *Device) OpenQueue(ring *uring.Ring, q, depth int, h Handler) (*Queue, e
 	for tag := range queue.reqs {
 		queue.command(uapi.UBLK_U_IO_FETCH_REQ, uint16(tag), 0)
 	}
+	queue.inline = queue.probeInline()
 	return queue, nil
+}
+
+// Bits of a token beside the tag.
+const (
+	tokenCopy  = 1 << 16 // a copy of request data
+	tokenProbe = 1 << 17
+	tagMask    = 1<<16 - 1
+)
+
+// probeInline finds out whether the ring reads the character device while it submits. io_uring hands a read of a file that it does not trust to a
+// worker thread, which takes longer than the copy; for one that is open with O_NONBLOCK it tries first, and the driver does not wait.
+// A read of a request that is not there fails either way; the question is whether the answer is there at once.
+//
+// Source: io_file_get_flags, io_file_supports_nowait.
+func (q *Queue) probeInline() bool {
+	e := q.ring.SQE()
+	e.PrepRead(q.dev.fd, uintptr(unsafe.Pointer(&q.scratch)), uint32(len(q.scratch)), uint64(q.reqs[0].pos))
+	e.UserData = q.slot.Key(tokenProbe)
+	return q.ring.Enter(false, 0) == nil && q.ring.Holds(q.slot.Key(tokenProbe))
 }
 
 // newQueue makes a queue without a mapping.
@@ -124,10 +151,14 @@ func (q *Queue) command(op uint32, tag uint16, result int32) {
 
 // Complete implements uring.Completer: the driver delivers a request, or gives a tag back.
 func (q *Queue) Complete(token uint32, res int32, _ uint32) {
-	if int(token) >= len(q.reqs) {
+	if int(token&tagMask) >= len(q.reqs) || token&tokenProbe != 0 {
 		return
 	}
-	r := &q.reqs[token]
+	r := &q.reqs[token&tagMask]
+	if token&tokenCopy != 0 {
+		q.copied(r, res)
+		return
+	}
 	if res != uapi.UBLK_IO_RES_OK {
 		q.tagBack(r, res)
 		return
@@ -137,7 +168,7 @@ func (q *Queue) Complete(token uint32, res int32, _ uint32) {
 		q.command(uapi.UBLK_U_IO_COMMIT_AND_FETCH_REQ, r.tag, -int32(unix.ENODEV))
 		return
 	}
-	r.desc = q.descs[token] // a copy: the driver reuses the place when the tag is committed
+	r.desc = q.descs[r.tag] // a copy: the driver reuses the place when the tag is committed
 	r.out = true
 	q.out++
 	switch r.Op() {

@@ -53,7 +53,8 @@ func results(q *Queue, n int) []int32 {
 
 type handlerFunc func(r *Request)
 
-func (f handlerFunc) Submit(r *Request) { f(r) }
+func (f handlerFunc) Submit(r *Request)      { f(r) }
+func (f handlerFunc) Copied(*Request, error) {}
 
 func TestRequestFields(t *testing.T) {
 	var got *Request

@@ -120,6 +120,53 @@ func (r *Request) CopyOut(src []byte, off int) error {
 	return r.copy(unix.SYS_PWRITE64, src, off)
 }
 
+// ringCopy is up to how many bytes a copy goes by the ring: what is copied while the ring submits holds up everything that is submitted behind it.
+const ringCopy = 64 << 10
+
+// Gather copies the data of a WRITE into dst, all of it: like CopyIn, but by the ring if that takes no worker thread, so that one system call
+// makes the copies of many requests. If it could be done at once done is true, and err tells how it went. Else the next Enter makes the copy and
+// the handler's Copied follows; dst belongs to the kernel until then.
+func (r *Request) Gather(dst []byte) (done bool, err error) {
+	if !r.q.inline || len(dst) > ringCopy {
+		return true, r.CopyIn(dst, 0)
+	}
+	if r.Op() != OpWrite || len(dst) != r.Len() || !r.out {
+		return true, unix.EINVAL
+	}
+	e := r.q.ring.SQE()
+	e.PrepRead(r.q.dev.fd, uintptr(unsafe.Pointer(unsafe.SliceData(dst))), uint32(len(dst)), uint64(r.pos))
+	e.UserData = r.q.slot.Key(uint32(r.tag) | tokenCopy)
+	return false, nil
+}
+
+// Scatter copies src into the data of a READ, all of it: the other direction of Gather.
+func (r *Request) Scatter(src []byte) (done bool, err error) {
+	if !r.q.inline || len(src) > ringCopy {
+		return true, r.CopyOut(src, 0)
+	}
+	if r.Op() != OpRead || len(src) != r.Len() || !r.out {
+		return true, unix.EINVAL
+	}
+	e := r.q.ring.SQE()
+	e.PrepWrite(r.q.dev.fd, uintptr(unsafe.Pointer(unsafe.SliceData(src))), uint32(len(src)), uint64(r.pos))
+	e.UserData = r.q.slot.Key(uint32(r.tag) | tokenCopy)
+	return false, nil
+}
+
+// copied takes the end of a copy by the ring.
+func (q *Queue) copied(r *Request, res int32) {
+	q.Stats.RingCopies++
+	switch {
+	case !r.out: // nobody waits for it
+	case res < 0:
+		q.h.Copied(r, unix.Errno(-res))
+	case int(res) != r.Len():
+		q.h.Copied(r, unix.EIO)
+	default:
+		q.h.Copied(r, nil)
+	}
+}
+
 func (r *Request) within(n, off int) bool { return r.out && off >= 0 && n <= r.Len()-off }
 
 // shortCopy is up to how many bytes a copy runs without telling the Go scheduler: some microseconds, which stop-the-world can wait for.

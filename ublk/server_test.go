@@ -113,21 +113,38 @@ func (m *ram) serve(r *Request) {
 		return
 	}
 	var err error
-	switch r.Op() {
-	case OpRead:
+	switch op := r.Op(); {
+	case r.Tag()%2 == 0 && (op == OpRead || op == OpWrite): // every other tag by the ring
+		done := true
+		if op == OpRead {
+			done, err = r.Scatter(m.mem[off : off+n])
+		} else {
+			done, err = r.Gather(m.mem[off : off+n])
+		}
+		if !done {
+			return
+		}
+	case op == OpRead:
 		err = r.CopyOut(m.mem[off:off+n], 0)
-	case OpWrite:
+	case op == OpWrite:
 		// In two pieces, to try offsets.
 		half := n / 2 &^ 511
 		if err = r.CopyIn(m.mem[off:off+half], 0); err == nil {
 			err = r.CopyIn(m.mem[off+half:off+n], half)
 		}
-	case OpFlush:
+	case op == OpFlush:
 		n = 0
-	case OpDiscard, OpWriteZeroes:
+	case op == OpDiscard, op == OpWriteZeroes:
 		clear(m.mem[off : off+n])
 		n = 0
 	}
+	m.answer(r, n, err)
+}
+
+// Copied ends a request whose copy was made by the ring.
+func (m *ram) Copied(r *Request, err error) { m.answer(r, r.Len(), err) }
+
+func (m *ram) answer(r *Request, n int, err error) {
 	if err != nil {
 		var errno unix.Errno
 		if !errors.As(err, &errno) {

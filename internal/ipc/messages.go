@@ -260,7 +260,6 @@ type ReactorStats struct {
 	Sleeps     uint64 `json:"sleeps"`      // waits for the ring
 	DeepSleeps uint64 `json:"deep_sleeps"` // of those, the ones for which there was nothing to do for a while
 	Enters     uint64 `json:"enters"`      // io_uring_enter
-	Copies     uint64 `json:"copies"`      // pread and pwrite of request data
 	Doorbells  uint64 `json:"doorbells"`   // crossings into the verbs library to post
 	Polls      uint64 `json:"polls"`       // crossings to poll
 	WCs        uint64 `json:"wcs"`         // completions found by them

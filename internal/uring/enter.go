@@ -63,6 +63,17 @@ func (r *Ring) NeedEnter() bool {
 // Ready reports whether Dispatch has completions to hand out.
 func (r *Ring) Ready() bool { return atomic.LoadUint32(r.kCQTail) != r.cqHead }
 
+// Holds reports whether the completion of the entry with that user_data waits for Dispatch.
+func (r *Ring) Holds(userData uint64) bool {
+	tail := atomic.LoadUint32(r.kCQTail)
+	for i := r.cqHead; i != tail; i++ {
+		if r.cqes[i&r.cqMask].UserData == userData {
+			return true
+		}
+	}
+	return false
+}
+
 // Enter shows all entries to the kernel and lets it run deferred work, which is where completions come from.
 //
 // With wait false it returns at once, and without telling the scheduler of the Go runtime, which makes it cheap. With wait true it sleeps
