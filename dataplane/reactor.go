@@ -37,11 +37,9 @@ type Reactor struct {
 	ring   *uring.Ring
 	memory *lu.Memory
 
-	// Three pools, so that logins and control commands find memory while requests hold all of theirs, and so that the target reaches no
-	// messages.
+	// Two pools, so that control commands find memory while requests hold all of theirs.
 	pool     *mempool.Pool // data of requests
 	commands *mempool.Pool // data of control commands
-	messages *mempool.Pool // of connections
 	clock    clock
 
 	flushers []flusher // sessions, in the order they were added
@@ -82,12 +80,8 @@ const (
 	cqEntries         = 16384
 )
 
-// Sizes of the pools beside that for requests, bytes: for as many connections as a completion queue takes, and for control commands, of which
-// each reads a few KiB.
-const (
-	messagePool = 8 << 20
-	commandPool = 1 << 20
-)
+// commandPool is the memory for control commands, bytes. Each of them reads a few KiB.
+const commandPool = 1 << 20
 
 // newReactor starts a reactor with poolSize bytes of I/O buffers.
 func newReactor(p *Plane, index, poolSize int) (*Reactor, error) {
@@ -100,7 +94,7 @@ func newReactor(p *Plane, index, poolSize int) (*Reactor, error) {
 	for _, p := range []struct {
 		pool **mempool.Pool
 		size int
-	}{{&r.pool, poolSize}, {&r.commands, commandPool}, {&r.messages, messagePool}} {
+	}{{&r.pool, poolSize}, {&r.commands, commandPool}} {
 		var err error
 		if *p.pool, err = mempool.New(p.size); err != nil {
 			r.closePools()
@@ -217,7 +211,7 @@ func (r *Reactor) Stop() {
 }
 
 func (r *Reactor) closePools() {
-	for _, p := range []*mempool.Pool{r.pool, r.commands, r.messages} {
+	for _, p := range []*mempool.Pool{r.pool, r.commands} {
 		if p != nil {
 			p.Close()
 		}

@@ -37,7 +37,7 @@ func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal st
 			if a, err = r.adapter(dev); err != nil {
 				return iser.Config{}, err
 			}
-			return iser.Config{Owner: r, CQ: a.cq, Domain: a.domain, Pool: r.messages, Released: func() { go r.release(a) }}, nil
+			return iser.Config{Owner: r, CQ: a.cq, Domain: a.domain, Released: func() { go r.release(a) }}, nil
 		})
 		if err != nil {
 			return nil, err
@@ -100,7 +100,7 @@ func (r *Reactor) adapter(dev *rdma.Device) (*adapter, error) {
 		a.users++
 		return a, nil
 	}
-	domain, err := iser.NewDomain(dev, r.messages.Region(), r.pool.Region(), r.commands.Region())
+	domain, err := iser.NewDomain(dev, r.pool.Region(), r.commands.Region())
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"unsafe"
 
-	"iserd.org/iserd/internal/mempool"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/login"
 	"iserd.org/iserd/iscsi/pdu"
@@ -51,11 +50,6 @@ const (
 	bufferSize  = recvAt + recvSlots*recvSlot
 )
 
-// BufferSize is the memory of one connection in its pool, bytes: a block of the buddy allocator, nearly filled.
-const BufferSize = 128 << 10
-
-var _ [BufferSize - bufferSize]struct{} // the layout fits
-
 // Work request IDs: kind in the upper byte, slot below.
 const (
 	kindSend      = 1 << 32
@@ -82,13 +76,12 @@ type Config struct {
 	Owner  Owner
 	CQ     *rdma.CQ
 	Domain *Domain
-	Pool   *mempool.Pool // for messages, of a region that Domain has registered for them
 
 	// Discovery says that the connection is for a discovery session: its answers are texts, which need the large receive of the login, one for
 	// each request. The small receives of the full feature phase would take them first.
 	Discovery bool
 
-	// Released runs on the owner when the connection needs none of this any more. It may be nil.
+	// Released runs, on some goroutine, when the connection needs none of this any more. It may be nil.
 	Released func()
 }
 
@@ -97,11 +90,10 @@ type Conn struct {
 	owner  Owner
 	cq     *rdma.CQ
 	domain *Domain
-	pool   *mempool.Pool
 	link   *rdma.Conn
 
-	buffer mempool.Buffer
-	mem    []byte
+	memory *memory
+	mem    []byte // of memory
 	addr   uintptr
 	lkey   uint32
 
@@ -130,25 +122,15 @@ const (
 	stateEnded
 )
 
-// New makes the queue pair and the buffers of a connection whose route is resolved. It must run on the owner.
-func New(link *rdma.Conn, c Config) (*Conn, error) {
-	buffer, ok := c.Pool.Get(bufferSize)
-	if !ok {
-		return nil, fmt.Errorf("no memory for the %d KiB of a connection's messages: the I/O buffer pool is exhausted", bufferSize>>10)
-	}
-	mr := c.Domain.mr(buffer.Region().ID)
-	if mr == nil {
-		c.Pool.Put(buffer)
-		return nil, fmt.Errorf("region %d is not registered with %s", buffer.Region(), c.Domain.Device.Name())
-	}
+// newConn makes the queue pair of a connection whose route is resolved. It must run on the owner. On an error memory stays the caller's.
+func newConn(link *rdma.Conn, c Config, memory *memory) (*Conn, error) {
 	m := &Conn{
-		owner: c.Owner, cq: c.CQ, domain: c.Domain, pool: c.Pool, link: link,
-		buffer: buffer, mem: buffer.Bytes(), lkey: mr.LKey(), texts: c.Discovery, released: c.Released,
+		owner: c.Owner, cq: c.CQ, domain: c.Domain, link: link,
+		memory: memory, mem: memory.mem, lkey: memory.mr.LKey(), texts: c.Discovery, released: c.Released,
 	}
 	m.addr = uintptr(unsafe.Pointer(&m.mem[0]))
 	caps := rdma.QPCaps{MaxSend: sendSlots + 2, MaxRecv: recvSlots + 2}
 	if err := link.CreateQP(c.CQ, caps, m); err != nil {
-		c.Pool.Put(buffer)
 		return nil, err
 	}
 	return m, nil
@@ -408,7 +390,6 @@ func (m *Conn) ended() {
 		return
 	}
 	m.state = stateEnded
-	m.pool.Put(m.buffer)
 	m.mem = nil
 	if m.answer != nil {
 		m.answer(nil, m.reason)
@@ -417,10 +398,14 @@ func (m *Conn) ended() {
 	if m.notifier != nil {
 		m.notifier.ConnectionTerminateNotify(m.reason)
 	}
-	if m.released != nil {
-		m.released()
-	}
-	if m.gone != nil {
-		m.gone()
-	}
+	memory, released, gone := m.memory, m.released, m.gone
+	go func() {
+		memory.free()
+		if released != nil {
+			released()
+		}
+		if gone != nil {
+			gone()
+		}
+	}()
 }

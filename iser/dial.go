@@ -35,20 +35,29 @@ func Dial(ctx context.Context, portal string, pick func(*rdma.Device) (Config, e
 		link.Close()
 		return nil, err
 	}
+	memory, err := newMemory(link.Device())
+	if err != nil {
+		if config.Released != nil {
+			config.Released()
+		}
+		link.Close()
+		return nil, err
+	}
 	type made struct {
 		conn *Conn
 		err  error
 	}
 	ch := make(chan made, 1)
 	config.Owner.Do(func() {
-		conn, err := New(link, config)
-		if err != nil && config.Released != nil {
-			config.Released()
-		}
+		conn, err := newConn(link, config, memory)
 		ch <- made{conn, err}
 	})
 	m := <-ch
 	if m.err != nil {
+		memory.free()
+		if config.Released != nil {
+			config.Released()
+		}
 		link.Close()
 		return nil, m.err
 	}

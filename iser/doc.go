@@ -7,8 +7,8 @@
 // # Memory
 //
 // Task data lies in regions that a [Domain] registered once; nothing is registered per command, and the STag (the rkey) of a region is
-// valid as long as the region is registered. Sends and receives use one buffer per connection, of a pool for messages that the target
-// cannot reach and that data never uses up, carved into slots:
+// valid as long as the region is registered. Sends and receives use one buffer per connection, which the target cannot reach and data never
+// uses up, carved into slots:
 //
 //	+-------------------+------------------------+--------------------------+
 //	| login send 76+8192| login receive 76+8192  | send slots x 128 ...     | receive slots x 592 ...

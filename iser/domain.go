@@ -16,25 +16,21 @@ type Domain struct {
 	lent   []bool     // the registration is somebody else's
 }
 
-// NewDomain registers regions with dev: messages, which only the adapter itself reads and writes, and data, which the target may reach by
-// RDMA Read and Write. This is the only registration of memory there is: an I/O only names it.
-func NewDomain(dev *rdma.Device, messages *mempool.Region, data ...*mempool.Region) (*Domain, error) {
+// NewDomain registers regions for data with dev, which the target may reach by RDMA Read and Write. Beside the messages of a connection this
+// is the only registration of memory there is: an I/O only names it.
+func NewDomain(dev *rdma.Device, data ...*mempool.Region) (*Domain, error) {
 	d := &Domain{Device: dev}
-	err := d.register(messages, rdma.LocalWrite)
 	for _, r := range data {
-		if err == nil {
-			err = d.register(r, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
+		if err := d.register(r); err != nil {
+			d.Close()
+			return nil, err
 		}
-	}
-	if err != nil {
-		d.Close()
-		return nil, err
 	}
 	return d, nil
 }
 
-func (d *Domain) register(r *mempool.Region, access rdma.Access) error {
-	mr, err := d.Device.Register(r.Mem, access)
+func (d *Domain) register(r *mempool.Region) error {
+	mr, err := d.Device.Register(r.Mem, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
 	if err != nil {
 		return fmt.Errorf("register %d MiB with %s: %w", len(r.Mem)>>20, d.Device.Name(), err)
 	}

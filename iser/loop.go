@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"iserd.org/iserd/internal/mempool"
 	"iserd.org/iserd/rdma"
 )
 
@@ -23,32 +22,25 @@ type Loop struct {
 	done  chan struct{}
 }
 
-// NewLoop starts a loop with a completion queue and a small registered buffer of its own on dev.
+// NewLoop starts a loop with a completion queue of its own on dev.
 func NewLoop(dev *rdma.Device) (*Loop, error) {
 	l := &Loop{done: make(chan struct{})}
 	var err error
 	if l.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	pool, err := mempool.New(mempool.MaxBlock)
+	domain, err := NewDomain(dev)
 	if err != nil {
-		unix.Close(l.event)
-		return nil, err
-	}
-	domain, err := NewDomain(dev, pool.Region())
-	if err != nil {
-		pool.Close()
 		unix.Close(l.event)
 		return nil, err
 	}
 	cq, err := dev.NewCQ(2 * (sendSlots + recvSlots))
 	if err != nil {
 		domain.Close()
-		pool.Close()
 		unix.Close(l.event)
 		return nil, err
 	}
-	l.Config = Config{Owner: l, CQ: cq, Domain: domain, Pool: pool, Discovery: true}
+	l.Config = Config{Owner: l, CQ: cq, Domain: domain, Discovery: true}
 	go l.run()
 	return l, nil
 }
@@ -71,7 +63,6 @@ func (l *Loop) Close() error {
 	if e := l.Config.Domain.Close(); err == nil {
 		err = e
 	}
-	l.Config.Pool.Close()
 	unix.Close(l.event)
 	return err
 }
