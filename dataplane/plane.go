@@ -19,7 +19,7 @@ import (
 // Config describes a data plane.
 type Config struct {
 	Reactors int // data-path threads; 0 means one per CPU
-	PoolSize int // bytes of I/O buffers per reactor; 0 means 16 MiB
+	PoolSize int // bytes of I/O buffers that a reactor may come to hold; 0 means DefaultPoolSize
 	Build    string
 	Log      *logrus.Entry
 	Exit     func() // asked for by the control plane
@@ -28,8 +28,8 @@ type Config struct {
 // logoutTimeout is how long the sessions of a group may take to end politely.
 const logoutTimeout = 5 * time.Second
 
-// DefaultPoolSize is the memory for I/O buffers of one reactor, bytes: 32 requests of the largest size.
-const DefaultPoolSize = 16 << 20
+// DefaultPoolSize is how much memory for I/O buffers one reactor may come to hold, bytes: 128 requests of the largest size.
+const DefaultPoolSize = 64 << 20
 
 // Plane is the data plane: reactors, the sessions and the devices on them. It answers the control plane as an ipc handler.
 type Plane struct {
@@ -81,7 +81,7 @@ func New(c Config) (*Plane, error) {
 	// The reactors sleep in system calls and must find a processor when they wake; the control goroutines need some beside them.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), c.Reactors+2))
 	for i := range c.Reactors {
-		r, err := newReactor(p, i, c.PoolSize)
+		r, err := newReactor(p, i)
 		if err != nil {
 			p.Close()
 			return nil, err

@@ -37,8 +37,6 @@ type Reactor struct {
 	ring   *uring.Ring
 	memory *lu.Memory
 
-	// Two pools, so that control commands find memory while requests hold all of theirs.
-	pool     *mempool.Pool // data of requests
 	commands *mempool.Pool // data of control commands
 	clock    clock
 
@@ -63,8 +61,10 @@ type Reactor struct {
 	batch   []func()
 	stop    bool
 	done    chan struct{}
-	devices map[*rdma.Device]*adapter // used by control goroutines under adapters
-	lock    sync.Mutex                // guards devices
+	devices map[*rdma.Device]*adapter // used by control goroutines
+	pools   []*mempool.Pool           // data of requests: what memory has
+	ending  bool                      // Stop has begun
+	lock    sync.Mutex                // guards the three
 }
 
 type flusher interface {
@@ -80,28 +80,17 @@ const (
 	cqEntries         = 16384
 )
 
-// commandPool is the memory for control commands, bytes. Each of them reads a few KiB.
-const commandPool = 1 << 20
-
-// newReactor starts a reactor with poolSize bytes of I/O buffers.
-func newReactor(p *Plane, index, poolSize int) (*Reactor, error) {
+// newReactor starts a reactor.
+func newReactor(p *Plane, index int) (*Reactor, error) {
 	r := &Reactor{
 		plane:   p,
 		index:   index,
 		done:    make(chan struct{}),
 		devices: make(map[*rdma.Device]*adapter),
 	}
-	for _, p := range []struct {
-		pool **mempool.Pool
-		size int
-	}{{&r.pool, poolSize}, {&r.commands, commandPool}} {
-		var err error
-		if *p.pool, err = mempool.New(p.size); err != nil {
-			r.closePools()
-			return nil, fmt.Errorf("reactor %d: %d MiB of buffers: %w", index, p.size>>20, err)
-		}
+	if err := r.openPools(); err != nil {
+		return nil, fmt.Errorf("reactor %d: %w", index, err)
 	}
-	r.memory = lu.NewMemory(r.pool)
 	started := make(chan error)
 	go r.run(started)
 	if err := <-started; err != nil {
@@ -196,6 +185,9 @@ func (r *Reactor) Call(f func()) {
 
 // Stop ends the reactor. Its queues and sessions must be gone.
 func (r *Reactor) Stop() {
+	r.lock.Lock()
+	r.ending = true
+	r.lock.Unlock()
 	r.Do(func() { r.stop = true })
 	<-r.done
 	r.mu.Lock()
@@ -206,16 +198,8 @@ func (r *Reactor) Stop() {
 		a.close()
 		delete(r.devices, dev)
 	}
-	r.lock.Unlock()
 	r.closePools()
-}
-
-func (r *Reactor) closePools() {
-	for _, p := range []*mempool.Pool{r.pool, r.commands} {
-		if p != nil {
-			p.Close()
-		}
-	}
+	r.lock.Unlock()
 }
 
 // takeMessages runs what others have sent.

@@ -65,7 +65,7 @@ func (p *Plane) objects() ipc.Objects {
 	}
 	for _, r := range p.reactors {
 		r.Call(func() {
-			for _, pool := range []*mempool.Pool{r.pool, r.commands} {
+			for _, pool := range append([]*mempool.Pool{r.commands}, r.memory.Pools()...) {
 				o.PoolBytes += pool.Size()
 				o.PoolBytesUsed += pool.InUse()
 			}

@@ -100,7 +100,7 @@ func (r *Reactor) adapter(dev *rdma.Device) (*adapter, error) {
 		a.users++
 		return a, nil
 	}
-	domain, err := iser.NewDomain(dev, r.pool.Region(), r.commands.Region())
+	domain, err := iser.NewDomain(dev, r.regions()...)
 	if err != nil {
 		return nil, err
 	}

@@ -100,18 +100,18 @@ type Conn struct {
 	notifier iscsi.Notifier
 	answer   func(b []byte, err error) // of the login exchange under way
 
-	next     int  // send slot to use next
-	unacked  int  // Sends since the last signalled one
-	inQueue  int  // Sends that the adapter may still hold
-	texts    bool // see Config.Discovery
-	posted   bool
-	large    bool // a Send from the login's buffer is under way
-	state    connState
-	reason   error
+	next    int  // send slot to use next
+	unacked int  // Sends since the last signalled one
+	inQueue int  // Sends that the adapter may still hold
+	texts   bool // see Config.Discovery
+	posted  bool
+	large   bool // a Send from the login's buffer is under way
+	state   connState
+	reason  error
 
-	immediate int // a SCSI Write of up to so many bytes carries its data; 0 for none
-	released func() // see Config
-	gone     func() // of the Port
+	immediate int    // a SCSI Write of up to so many bytes carries its data; 0 for none
+	released  func() // see Config
+	gone      func() // of the Port
 }
 
 type connState uint8

@@ -21,22 +21,27 @@ type Domain struct {
 func NewDomain(dev *rdma.Device, data ...*mempool.Region) (*Domain, error) {
 	d := &Domain{Device: dev}
 	for _, r := range data {
-		if err := d.register(r); err != nil {
+		mr, err := d.Register(r)
+		if err != nil {
 			d.Close()
 			return nil, err
 		}
+		d.Keep(r.ID, mr)
 	}
 	return d, nil
 }
 
-func (d *Domain) register(r *mempool.Region) error {
+// Register registers a region for data, which the domain does not know before Keep. Any goroutine may do it; it may wait for the adapter.
+func (d *Domain) Register(r *mempool.Region) (*rdma.MR, error) {
 	mr, err := d.Device.Register(r.Mem, rdma.LocalWrite|rdma.RemoteRead|rdma.RemoteWrite)
 	if err != nil {
-		return fmt.Errorf("register %d MiB with %s: %w", len(r.Mem)>>20, d.Device.Name(), err)
+		return nil, fmt.Errorf("register %d MiB with %s: %w", len(r.Mem)>>20, d.Device.Name(), err)
 	}
-	d.set(r.ID, mr, false)
-	return nil
+	return mr, nil
 }
+
+// Keep adds the registration of a region, which becomes the domain's.
+func (d *Domain) Keep(region int, mr *rdma.MR) { d.set(region, mr, false) }
 
 func (d *Domain) set(region int, mr *rdma.MR, lent bool) {
 	for len(d.mrs) <= region {

@@ -130,7 +130,7 @@ func newTestQueue(t *testing.T, u *Unit, d *disk, poolSize int) (*Queue, *mempoo
 	}
 	t.Cleanup(func() { pool.Close() })
 	c := &instant{}
-	return NewQueue(Config{Unit: u, Depth: 16, Path: d, Memory: NewMemory(pool), Clock: c}), pool, c
+	return NewQueue(Config{Unit: u, Depth: 16, Path: d, Memory: NewMemory(pool, nil), Clock: c}), pool, c
 }
 
 func TestReadWriteFlush(t *testing.T) {
@@ -339,6 +339,43 @@ func TestBuffersRunOut(t *testing.T) {
 	}
 	if pool.InUse() != 0 || q.memory.Waits() != 3 {
 		t.Errorf("%d bytes in use, %d waits", pool.InUse(), q.memory.Waits())
+	}
+}
+
+// A memory that may grow asks once, and serves those that wait when it has grown.
+func TestMemoryGrows(t *testing.T) {
+	d := &disk{content: make([]byte, 8<<20), shift: 9, keep: true}
+	q, pool, _ := newTestQueue(t, testUnit(512, 1<<20), d, 1<<20)
+	asked, grant := 0, true
+	q.memory = NewMemory(pool, func() bool { asked++; return grant })
+	submit := func(tag uint16) {
+		q.submit(&block{op: ublk.OpRead, tag: tag, sector: ublk.Sector(1024 * int(tag)), data: make([]byte, 512<<10)})
+	}
+	for tag := range uint16(5) {
+		submit(tag)
+	}
+	if len(d.tasks) != 2 || asked != 1 {
+		t.Fatalf("%d commands, asked %d times", len(d.tasks), asked)
+	}
+	more, err := mempool.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.memory.Add(more)
+	if len(d.tasks) != 4 || asked != 2 || d.tasks[2].Region != more.Region().ID {
+		t.Fatalf("%d commands, asked %d times", len(d.tasks), asked)
+	}
+	q.memory.Add(nil) // refused
+	grant = false
+	submit(5)
+	for i := 0; i < len(d.tasks); i++ {
+		d.finish(d.tasks[i])
+	}
+	if len(d.tasks) != 6 || pool.InUse() != 0 || more.InUse() != 0 {
+		t.Errorf("%d commands, %d and %d bytes in use", len(d.tasks), pool.InUse(), more.InUse())
+	}
+	if err := more.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

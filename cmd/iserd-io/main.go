@@ -37,7 +37,7 @@ func main() {
 	cmd.Flags().StringVar(&runDir, "run-dir", "/run/iserd", "directory of the control socket")
 	cmd.Flags().StringVar(&level, "log-level", "info", "what to log: error, warn, info or debug")
 	cmd.Flags().IntVar(&reactors, "reactors", 0, "data-path threads; 0 means one per CPU")
-	cmd.Flags().IntVar(&pool, "pool", dataplane.DefaultPoolSize>>20, "I/O buffers of each reactor, MiB")
+	cmd.Flags().IntVar(&pool, "pool", dataplane.DefaultPoolSize>>20, "I/O buffers that each reactor may come to hold, MiB")
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "iserd-io: "+err.Error())
 		os.Exit(1)
