@@ -170,12 +170,15 @@ func (c *Control) Add(ctx context.Context, spec DeviceSpec) (DeviceInfo, error) 
 		UblksrvFlags:  spec.ServerTag,
 	}
 	// A device that appears after its caller has given up has no owner: remove it.
-	orphan := func(b []byte) {
+	orphan := func(b []byte, res int32) {
+		if res < 0 {
+			return
+		}
 		var late uapi.UblksrvCtrlDevInfo
 		copy(bytesOf(&late), b)
 		c.undo(int(int32(late.DevID)))
 	}
-	if _, err := c.runOrphan(ctx, cmdAdd, spec.ID, 0, bytesOf(&k), orphan); err != nil {
+	if _, err := c.runLate(ctx, cmdAdd, spec.ID, 0, bytesOf(&k), orphan); err != nil {
 		return DeviceInfo{}, err
 	}
 	info := decodeInfo(&k)

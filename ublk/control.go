@@ -63,10 +63,10 @@ type call struct {
 	token     uint32
 	payload   []byte
 	answer    chan int32
-	dev       *device              // held until the completion; nil for commands that are not serialised
-	busy      bool                 // in the kernel
-	abandoned bool                 // the caller has gone away
-	orphan    func(payload []byte) // what to do when an abandoned command succeeds
+	dev       *device                         // held until the completion; nil for commands that are not serialised
+	busy      bool                            // in the kernel
+	abandoned bool                            // the caller has gone away
+	late      func(payload []byte, res int32) // what to do when an abandoned command is through
 }
 
 // device serialises the commands of one device.
@@ -202,8 +202,8 @@ func (c *Control) Complete(token uint32, res int32, _ uint32) {
 		k.answer <- res
 		return
 	}
-	if res >= 0 && k.orphan != nil {
-		go k.orphan(append([]byte(nil), k.payload...))
+	if k.late != nil {
+		go k.late(append([]byte(nil), k.payload...), res)
 	}
 	c.recycle(k)
 }
@@ -232,7 +232,7 @@ func (c *Control) take() (*call, error) {
 
 // recycle gives a finished call back; c.mu is held.
 func (c *Control) recycle(k *call) {
-	k.abandoned, k.orphan = false, nil
+	k.abandoned, k.late = false, nil
 	c.free = append(c.free, k)
 }
 
@@ -264,11 +264,12 @@ func (c *Control) turnOf(ctx context.Context, cmd command, dev int) (*device, er
 
 // run sends one command and waits for it. payload goes to the kernel and comes back changed. dev is -1 for none.
 func (c *Control) run(ctx context.Context, cmd command, dev int, data uint64, payload []byte) (int32, error) {
-	return c.runOrphan(ctx, cmd, dev, data, payload, nil)
+	return c.runLate(ctx, cmd, dev, data, payload, nil)
 }
 
-// runOrphan is run for a command whose late success needs undoing when nobody waits for it any more.
-func (c *Control) runOrphan(ctx context.Context, cmd command, dev int, data uint64, payload []byte, orphan func([]byte)) (int32, error) {
+// runLate is run for a command that needs something done when it is through and nobody waits for it any more: an error with Pending set announces that
+// late will be called, on a goroutine of its own. After Close it is not.
+func (c *Control) runLate(ctx context.Context, cmd command, dev int, data uint64, payload []byte, late func([]byte, int32)) (int32, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, &CtrlError{Dev: dev, Command: cmd.name, Err: err}
 	}
@@ -279,7 +280,7 @@ func (c *Control) runOrphan(ctx context.Context, cmd command, dev int, data uint
 			return 0, err
 		}
 	}
-	k, err := c.submit(cmd, d, dev, data, payload, orphan)
+	k, err := c.submit(cmd, d, dev, data, payload, late)
 	if err != nil {
 		if d != nil {
 			c.mu.Lock()
@@ -287,7 +288,7 @@ func (c *Control) runOrphan(ctx context.Context, cmd command, dev int, data uint
 			c.mu.Unlock()
 			<-d.turn
 		}
-		return 0, &CtrlError{Dev: dev, Command: cmd.name, Err: err}
+		return 0, &CtrlError{Dev: dev, Command: cmd.name, Err: err, Pending: k != nil}
 	}
 	var res int32
 	select {
@@ -320,8 +321,8 @@ func (c *Control) runOrphan(ctx context.Context, cmd command, dev int, data uint
 	return res, nil
 }
 
-// submit hands a command to the kernel.
-func (c *Control) submit(cmd command, d *device, dev int, data uint64, payload []byte, orphan func([]byte)) (*call, error) {
+// submit hands a command to the kernel. A call that comes with an error may yet be taken by the kernel.
+func (c *Control) submit(cmd command, d *device, dev int, data uint64, payload []byte, late func([]byte, int32)) (*call, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -332,7 +333,7 @@ func (c *Control) submit(cmd command, d *device, dev int, data uint64, payload [
 		return nil, err
 	}
 	copy(k.payload, payload)
-	k.dev, k.busy, k.orphan = d, true, orphan
+	k.dev, k.busy, k.late = d, true, late
 	e := c.ring.SQE128()
 	e.PrepUringCmd(c.fd, cmd.op)
 	e.UserData = c.slot.Key(k.token)
@@ -344,7 +345,7 @@ func (c *Control) submit(cmd command, d *device, dev int, data uint64, payload [
 	if err := c.ring.Enter(false, 0); err != nil {
 		// The entry is in the queue and may yet be taken: its call stays busy, and the device with it.
 		k.abandoned, k.dev = true, nil
-		return nil, err
+		return k, err
 	}
 	return k, nil
 }

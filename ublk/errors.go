@@ -79,6 +79,10 @@ func errnoError(dev int, c command, errno unix.Errno) *CtrlError {
 		e.Err = ErrBusy
 	case unix.EEXIST:
 		e.Err = ErrExist
+	case unix.ENOENT:
+		if c.op == cmdUnregBuf.op {
+			e.Err = ErrNoBuffer
+		}
 	case unix.EOPNOTSUPP:
 		e.Err, e.Feature = ErrNotSupported, c.feature
 		if e.Hint == "" && c.feature != 0 {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"iserd.org/iserd/internal/uapi"
 	"iserd.org/iserd/internal/uring"
 )
 
@@ -93,9 +94,10 @@ func (r *reactor) post(f func()) {
 
 // ram serves one queue of a device from memory.
 type ram struct {
-	mem  []byte
-	hold bool
-	held []*Request
+	mem    []byte
+	hold   bool
+	held   []*Request
+	shared int // requests that came with the index of a buffer
 }
 
 func (m *ram) Submit(r *Request) {
@@ -107,6 +109,9 @@ func (m *ram) Submit(r *Request) {
 }
 
 func (m *ram) serve(r *Request) {
+	if r.desc.OpFlags&uapi.UBLK_IO_F_SHMEM_ZC != 0 {
+		m.shared++
+	}
 	off, n := int(r.Sector().Bytes()), r.Len()
 	if off+n > len(m.mem) {
 		r.Complete(-int32(unix.EIO))
@@ -230,6 +235,13 @@ func (s *server) do(line string) (string, error) {
 		n := 0
 		for i, m := range s.devices[id].rams {
 			s.reactors[i].post(func() { n += len(m.held) })
+		}
+		return fmt.Sprint(n), nil
+	case "shared":
+		fmt.Sscan(rest, &id)
+		n := 0
+		for i, m := range s.devices[id].rams {
+			s.reactors[i].post(func() { n += m.shared; m.shared = 0 })
 		}
 		return fmt.Sprint(n), nil
 	case "stats":

@@ -20,6 +20,7 @@ func TestOffsets(t *testing.T) {
 		basic  UblkParamBasic
 		disc   UblkParamDiscard
 		params UblkParams
+		shmem  UblkShmemBufReg
 	)
 	for _, c := range []struct {
 		name      string
@@ -76,6 +77,8 @@ func TestOffsets(t *testing.T) {
 		{"params.dma_align", unsafe.Offsetof(params.DmaAlign), 108},
 		{"params.segment", unsafe.Offsetof(params.Segment), 120},
 		{"params.integrity", unsafe.Offsetof(params.Integrity), 136},
+		{"shmem_buf_reg.len", unsafe.Offsetof(shmem.Len), 8},
+		{"shmem_buf_reg.flags", unsafe.Offsetof(shmem.Flags), 16},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s at offset %d, the kernel has it at %d", c.name, c.got, c.want)
