@@ -107,6 +107,14 @@ type Device struct {
 	QueueDepth        int         `json:"queue_depth"`
 	MaxIO             int         `json:"max_io"` // bytes
 	Stats             DeviceStats `json:"stats"`
+	// Tiers are the ways that requests can go, best first.
+	Tiers []Tier `json:"tiers"`
+	// Buffers is how many buffers of shared memory are registered with the device, slices that nobody has included.
+	Buffers int `json:"buffers"`
+	// QueueStats are the counters of each queue, when they were asked for.
+	QueueStats []DeviceStats `json:"queue_stats,omitempty"`
+	// Warnings are sentences about what is not as it should be.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // DeviceStats are the counters of a device, all queues added up.
@@ -122,6 +130,11 @@ type DeviceStats struct {
 	BytesShared     uint64 `json:"bytes_shared"`     // no copy
 	BytesRegistered uint64 `json:"bytes_registered"` // one copy, memory registered once
 	BytesTCP        uint64 `json:"bytes_tcp"`        // through a socket
+
+	// READs and WRITEs by the same tiers.
+	RequestsShared     uint64 `json:"requests_shared"`
+	RequestsRegistered uint64 `json:"requests_registered"`
+	RequestsTCP        uint64 `json:"requests_tcp"`
 }
 
 // Target is one line of a discovery: a target at a portal.

@@ -19,6 +19,15 @@ func (s *Service) adopt(ctx context.Context, pc planeConn) error {
 	if err := pc.call(sctx, ipc.MethodState, ipc.Empty{}, &st); err != nil {
 		return err
 	}
+	s.adoptBuffers(pc, st)
+	old := make(map[int]*deviceMemory)
+	s.mu.Lock()
+	for _, ss := range s.sessions {
+		for id, d := range ss.devices {
+			old[id] = d.memory
+		}
+	}
+	s.mu.Unlock()
 	recs := s.readDevices()
 	next := make(map[string]*session, len(st.Groups))
 	for _, g := range st.Groups {
@@ -50,9 +59,12 @@ func (s *Service) adopt(ctx context.Context, pc planeConn) error {
 			}
 		}
 		x := &device{deviceRecord: r, state: api.DeviceLive}
-		if d.State != ipc.DeviceServing || !s.isLive(ctx, &r) {
+		live, features := s.isLive(ctx, &r)
+		if d.State != ipc.DeviceServing || !live {
 			x.state = api.DeviceDead
 		}
+		x.memory = s.adoptMemory(old[d.UblkID], d, features, pc, st)
+		delete(old, d.UblkID)
 		ss.devices[d.UblkID] = x
 	}
 	n := 0
@@ -71,6 +83,11 @@ func (s *Service) adopt(ctx context.Context, pc planeConn) error {
 		}
 	}
 	s.sessions = next
+	for _, dm := range old { // devices that are no more
+		if dm != nil {
+			s.dropMemoryLocked(dm)
+		}
+	}
 	s.changedLocked()
 	return nil
 }
@@ -103,17 +120,17 @@ func (s *Service) rebuild(g ipc.Group, d ipc.Device, pid int) (deviceRecord, boo
 	return deviceRecord{}, false
 }
 
-// isLive asks the driver. If there is no driver to ask, the data plane's word is good enough.
-func (s *Service) isLive(ctx context.Context, r *deviceRecord) bool {
+// isLive asks the driver, and for the device's features, too. If there is no driver to ask, the data plane's word is good enough.
+func (s *Service) isLive(ctx context.Context, r *deviceRecord) (bool, ublk.Features) {
 	b, err := s.control()
 	if err != nil {
-		return true
+		return true, 0
 	}
 	info, err := step(ctx, s, func(ctx context.Context) (ublk.DeviceInfo, error) { return b.Info(ctx, r.UblkID) })
 	if err != nil {
-		return !errors.Is(err, ublk.ErrNotFound)
+		return !errors.Is(err, ublk.ErrNotFound), 0
 	}
-	return info.State == ublk.StateLive && info.ServerTag == s.serverTag(r.Group, r.Unit.LUN)
+	return info.State == ublk.StateLive && info.ServerTag == s.serverTag(r.Group, r.Unit.LUN), info.Features
 }
 
 // settle finishes or undoes what a daemon that died had begun: devices that are recorded and not served, devices that are stopped and
@@ -143,6 +160,10 @@ func (s *Service) settle(ctx context.Context, pc planeConn) {
 		}
 	}
 	s.sweep(ctx, pc, known)
+	s.restoreBuffers(ctx, pc) // before devices are made, which register early what there is
+	s.mu.Lock()
+	s.kickAllLocked()
+	s.mu.Unlock()
 	for _, j := range jobs {
 		s.mu.Lock()
 		target, state, units := j.ss.group.Target, j.ss.state, j.ss.group.Units
@@ -176,6 +197,7 @@ func (s *Service) buryDead(ctx context.Context) {
 	}
 	s.changedLocked()
 	s.mu.Unlock()
+	s.loseBuffers()
 	for _, r := range s.readDevices() {
 		s.bury(ctx, planeConn{}, r)
 	}
@@ -260,6 +282,7 @@ func (s *Service) groupEvent(g ipc.Group) {
 	old := ss.state
 	ss.group, ss.state = g, stateOf(g)
 	s.changedLocked()
+	s.kickAllLocked()
 	if old == ss.state {
 		return
 	}

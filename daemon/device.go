@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"math/bits"
 	"os"
+	"strings"
 	"time"
 
 	"iserd.org/iserd/api"
@@ -101,7 +102,7 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 	}
 	spec := ublk.DeviceSpec{
 		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: s.serverTag(g.ID, u.LUN),
-		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&ublk.FeatureUpdateSize,
+		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&(ublk.FeatureUpdateSize|ublk.FeatureSharedMemory),
 	}
 
 	// Each step leaves behind what undoes it.
@@ -135,7 +136,12 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 		return nil, api.Errorf(api.ErrDatabase, "%w", err)
 	}
 	// The attachment may have been made even if its answer did not come: it is always taken back. Stop first, so that the tags come home.
+	s.mu.Lock()
+	d.memory = s.newDeviceMemoryLocked(id, unitKey{g.ID, u.LUN}, info.Features, pc, phaseStarting)
+	s.mu.Unlock()
+	undo = append(undo, func(context.Context) { s.dropMemory(d.memory) })
 	undo = append(undo, func(ctx context.Context) {
+		s.closeMemory(ctx, d.memory)
 		s.logged(b.Stop(ctx, id), id, "stop")
 		s.logged(pc.call(ctx, ipc.MethodDetach, ipc.DetachRequest{UblkID: id}, nil), id, "detach")
 	})
@@ -143,13 +149,26 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 	if err := s.run(ctx, func(ctx context.Context) error { return pc.call(ctx, ipc.MethodAttach, attach, nil) }); err != nil {
 		return nil, api.Wrap(err, api.ErrInternal, "attach %s", d.path())
 	}
+	s.registerEarly(ctx, d.memory)
 	if err := s.run(ctx, func(ctx context.Context) error { return b.Start(ctx, id, pc.hello.PID) }); err != nil {
 		return nil, blockError(err)
 	}
+	s.noScheduler(ctx, id)
 	ok = true
 	d.state = api.DeviceLive
 	s.log.WithFields(map[string]any{"dev": d.path(), "target": d.Target, "lun": u.Number}).Infof("serving %d MiB", u.Blocks*uint64(u.LogicalBlockSize)>>20)
 	return d, nil
+}
+
+// noScheduler takes the I/O scheduler away, which a device with one queue gets: it would hold requests back that the target sorts itself, and merge them.
+func (s *Service) noScheduler(ctx context.Context, id int) {
+	now, err := s.queueAttribute(ctx, id, "scheduler", "")
+	if err == nil && now != "none" && !strings.Contains(now, "[none]") {
+		_, err = s.queueAttribute(ctx, id, "scheduler", "none")
+	}
+	if err != nil && s.opt.QueueAttribute != nil {
+		s.log.WithError(err).WithField("dev", devicePath(id)).Warn("the I/O scheduler stays as it is")
+	}
 }
 
 // run gives one step its own deadline.
@@ -197,6 +216,7 @@ func (s *Service) remove(ctx context.Context, pc planeConn, d *device) error {
 	}
 	ctx, cancel := s.undo(ctx)
 	defer cancel()
+	s.closeMemory(ctx, d.memory)
 	var errs []error
 	if pc.client != nil {
 		err := s.run(ctx, func(ctx context.Context) error {
@@ -205,6 +225,9 @@ func (s *Service) remove(ctx context.Context, pc planeConn, d *device) error {
 		if err != nil && !api.Is(err, api.ErrNotFound) {
 			errs = append(errs, api.Wrap(err, api.ErrInternal, "detach %s", d.path()))
 		}
+	}
+	if len(errs) == 0 {
+		s.dropMemory(d.memory) // no request comes any more, whatever becomes of the device
 	}
 	err = s.run(ctx, func(ctx context.Context) error { return b.Delete(ctx, d.UblkID) })
 	if err != nil && !errors.Is(err, ublk.ErrNotFound) {

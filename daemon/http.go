@@ -75,8 +75,8 @@ func (s *Service) ServeSocket(ctx context.Context, path string, started func()) 
 
 // Handler is the control API.
 //
-//	GET  /v1/status /v1/sessions /v1/devices /v1/nodes?target=&portal=
-//	POST /v1/discover /v1/login /v1/logout /v1/nodes/add /v1/nodes/delete
+//	GET  /v1/status /v1/sessions /v1/devices?queues=1 /v1/nodes?target=&portal= /v1/buffers
+//	POST /v1/discover /v1/login /v1/logout /v1/nodes/add /v1/nodes/delete /v1/buffers/add /v1/buffers/adopt /v1/buffers/remove
 //
 // Each answer is one of the replies of package api; a failure is an ErrorReply.
 func (s *Service) Handler() http.Handler {
@@ -85,7 +85,21 @@ func (s *Service) Handler() http.Handler {
 		return api.StatusReply{Version: api.Version, Status: s.Status(r.Context())}, nil
 	}))
 	mux.HandleFunc("GET /v1/sessions", get(func(*http.Request) (any, error) { return s.Sessions(), nil }))
-	mux.HandleFunc("GET /v1/devices", get(func(r *http.Request) (any, error) { return s.Devices(r.Context()), nil }))
+	mux.HandleFunc("GET /v1/devices", get(func(r *http.Request) (any, error) {
+		return s.Devices(r.Context(), r.FormValue("queues") != ""), nil
+	}))
+	mux.HandleFunc("GET /v1/buffers", get(func(r *http.Request) (any, error) { return s.Buffers(r.Context()), nil }))
+	mux.HandleFunc("POST /v1/buffers/add", post(s.AddPath))
+	mux.HandleFunc("POST /v1/buffers/adopt", post(s.Adopt))
+	mux.HandleFunc("POST /v1/buffers/remove", post(func(ctx context.Context, r api.BufferRemoveRequest) (api.BuffersReply, error) {
+		switch {
+		case r.ID != 0 && r.PID != 0 || r.ID == 0 && r.PID == 0:
+			return api.BuffersReply{}, api.Errorf(api.ErrInvalidArgs, "name a buffer or a process")
+		case r.PID != 0:
+			return s.RemoveProcess(ctx, r.PID)
+		}
+		return s.RemoveBuffer(ctx, r.ID, nil)
+	}))
 	mux.HandleFunc("GET /v1/nodes", get(func(r *http.Request) (any, error) {
 		return s.Nodes(api.NodeFilter{Target: r.FormValue("target"), Portal: r.FormValue("portal")})
 	}))

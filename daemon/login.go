@@ -221,6 +221,7 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	done = true
 	if ss.state == api.SessionLogin { // an event may have come meanwhile
 		ss.state = api.SessionUp
+		s.kickAllLocked()
 	}
 	reply.Session = ss.show()
 	for _, d := range ss.devices {
@@ -284,6 +285,8 @@ func (s *Service) serveUnits(ctx context.Context, pc planeConn, ss *session, uni
 		} else {
 			delete(ss.reasons, u.LUN)
 			ss.devices[d.UblkID] = d
+			d.memory.phase = phaseLive
+			s.kickLocked(d.memory)
 		}
 		s.changedLocked()
 		s.mu.Unlock()

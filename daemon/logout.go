@@ -184,6 +184,7 @@ func (s *Service) restore(ctx context.Context, pc planeConn, ss *session, gone [
 	}
 	up, units := ss.state == api.SessionUp, ss.group.Units
 	s.changedLocked()
+	s.kickAllLocked()
 	s.mu.Unlock()
 	if !up || len(gone) == 0 || pc.client == nil {
 		return
@@ -209,7 +210,7 @@ func (s *Service) setDevice(ss *session, d *device, state string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ss.devices[d.UblkID] == d && d.state != state {
-		ss.devices[d.UblkID] = &device{deviceRecord: d.deviceRecord, state: state}
+		ss.devices[d.UblkID] = &device{deviceRecord: d.deviceRecord, state: state, memory: d.memory}
 		s.changedLocked()
 	}
 }

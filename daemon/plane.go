@@ -35,7 +35,12 @@ type planeConn struct {
 
 // call sends a request. A failure carries a name of package api.
 func (c planeConn) call(ctx context.Context, method string, in, out any) error {
-	err := c.client.Call(ctx, method, in, out)
+	return c.callFiles(ctx, method, in, out, nil)
+}
+
+// callFiles is call with descriptors, which stay the caller's.
+func (c planeConn) callFiles(ctx context.Context, method string, in, out any, files []*os.File) error {
+	err := c.client.CallFiles(ctx, method, in, out, files)
 	var coded *ipc.Error
 	switch {
 	case err == nil:
@@ -102,18 +107,26 @@ func (p *plane) get(ctx context.Context) (planeConn, error) {
 	}
 }
 
+// now returns the data plane; it does not wait for one that is not up.
+func (p *plane) now() (planeConn, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.st != api.DataPlaneUp || p.conn.client.Err() != nil {
+		return planeConn{}, api.Errorf(api.ErrAgain, "the data plane is not running: %s", p.why)
+	}
+	return p.conn, nil
+}
+
 // state asks for the state; it does not wait for a data plane that is not up.
 func (p *plane) state(ctx context.Context) (ipc.State, error) {
-	p.mu.Lock()
-	c, st, why := p.conn, p.st, p.why
-	p.mu.Unlock()
-	if st != api.DataPlaneUp {
-		return ipc.State{}, api.Errorf(api.ErrAgain, "the data plane is not running: %s", why)
+	c, err := p.now()
+	if err != nil {
+		return ipc.State{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	var out ipc.State
-	err := c.call(ctx, ipc.MethodState, ipc.Empty{}, &out)
+	err = c.call(ctx, ipc.MethodState, ipc.Empty{}, &out)
 	return out, err
 }
 

@@ -29,6 +29,8 @@ type Blocks interface {
 	Stop(ctx context.Context, id int) error
 	TryStop(ctx context.Context, id int) error
 	Delete(ctx context.Context, id int) error
+	RegisterBuffer(ctx context.Context, id int, file *os.File, off, n int64) (index int, err error)
+	UnregisterBuffer(ctx context.Context, id, index int) error
 	Info(ctx context.Context, id int) (ublk.DeviceInfo, error)
 	Close() error
 }
@@ -64,6 +66,8 @@ type Options struct {
 	OpenBlocks func() (Blocks, error)
 	Devices    func() ([]int, error)          // numbers of the ublk devices that exist
 	Holders    func(id int) ([]string, error) // who uses /dev/ublkbN
+	// QueueAttribute reads /sys/block/ublkbN/queue/NAME and, unless value is "", writes it. nil leaves the queues as the kernel makes them.
+	QueueAttribute func(id int, name, value string) (old string, err error)
 }
 
 // Service is the control plane. Its methods are safe for concurrent use and return errors with a name of package api.
@@ -76,8 +80,10 @@ type Service struct {
 	since   time.Time
 	plane   *plane
 	targets keyLock
-	jobs    sync.WaitGroup // clean-ups that events started
-	ready   chan struct{}  // closed when what a former daemon left is known
+	jobs    sync.WaitGroup  // clean-ups that events started
+	ready   chan struct{}   // closed when what a former daemon left is known
+	life    context.Context // of what goes on in the background; ends with Run
+	endJobs context.CancelFunc
 
 	blocksMu sync.Mutex
 	blocks   Blocks // nil until it could be opened
@@ -87,6 +93,8 @@ type Service struct {
 	watchers map[chan struct{}]struct{}
 	bus      string
 	stopping bool
+	mem      memory
+	known    ublk.Features // what the driver said last
 }
 
 // session is a session group. Guarded by Service.mu; the values in it are replaced, never changed.
@@ -98,10 +106,11 @@ type session struct {
 	reasons map[uint64]string
 }
 
-// device is a served unit. Immutable.
+// device is a served unit. Immutable, but for what memory points to.
 type device struct {
 	deviceRecord
-	state string
+	state  string
+	memory *deviceMemory // nil for a device that nobody serves
 }
 
 // New reads the records and makes a Service. Nothing is contacted before Run.
@@ -111,12 +120,13 @@ func New(opt Options) (*Service, error) {
 	}
 	s := &Service{
 		opt: opt, log: opt.Log, since: time.Now(), sessions: make(map[string]*session), watchers: make(map[chan struct{}]struct{}),
-		bus: "not used", ready: make(chan struct{}),
+		bus: "not used", ready: make(chan struct{}), mem: newMemoryState(),
 	}
+	s.life, s.endJobs = context.WithCancel(context.Background())
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
-	}{{opt.StateDir, 0o700}, {s.deviceDir(), 0o755}} {
+	}{{opt.StateDir, 0o700}, {s.deviceDir(), 0o755}, {s.bufferDir(), 0o700}} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return nil, api.Errorf(api.ErrDatabase, "state: %w", err)
 		}
@@ -143,11 +153,21 @@ func New(opt Options) (*Service, error) {
 // Run keeps the data plane alive and in step until ctx ends. ready runs once, when what a former daemon left has been adopted or the first
 // attempt to get there has failed.
 func (s *Service) Run(ctx context.Context, ready func()) {
+	defer context.AfterFunc(ctx, s.endLife)()
 	s.plane.run(ctx, func() {
 		close(s.ready)
 		ready()
 	})
+	s.endLife()
 	s.jobs.Wait()
+	s.closeFiles()
+}
+
+// endLife ends what goes on in the background; no job begins after it.
+func (s *Service) endLife() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endJobs()
 }
 
 // Stop ends the data plane if it serves nothing, and closes what the Service holds. Call it after Run has returned. It tells whether a data plane
@@ -192,6 +212,14 @@ func (s *Service) control() (Blocks, error) {
 	}
 	s.blocks = b
 	return b, nil
+}
+
+// knownFeatures is what the driver said last. It asks nobody. Preconditions: s.mu is held.
+func (s *Service) knownFeatures() (ublk.Features, error) {
+	if s.known == 0 {
+		return 0, errors.New("not known")
+	}
+	return s.known, nil
 }
 
 // InitiatorName is the name by which targets know this machine.
@@ -397,15 +425,15 @@ func (ss *session) show() api.Session {
 	return out
 }
 
-// Devices lists the block devices, by number, with their counters if the data plane answers.
-func (s *Service) Devices(ctx context.Context) api.DevicesReply {
-	stats := make(map[int]api.DeviceStats)
+// Devices lists the block devices, by number, with their counters if the data plane answers, those of each queue too if queues is set.
+func (s *Service) Devices(ctx context.Context, queues bool) api.DevicesReply {
+	stats := make(map[int][]ipc.QueueStats)
 	if st, err := s.plane.state(ctx); err == nil {
 		for _, d := range st.Devices {
-			stats[d.UblkID] = sum(d.Queues)
+			stats[d.UblkID] = d.Queues
 		}
 	}
-	return s.devicesWith(stats)
+	return s.devicesWith(stats, queues)
 }
 
 // Inventory lists records, sessions and devices, these without counters. It asks nobody.
@@ -414,7 +442,7 @@ func (s *Service) Inventory() ([]api.Node, []api.Session, []api.Device) {
 	if err != nil { // an empty filter is always valid
 		s.log.WithError(err).Error("records")
 	}
-	return nodes.Nodes, s.Sessions().Sessions, s.devicesWith(nil).Devices
+	return nodes.Nodes, s.Sessions().Sessions, s.devicesWith(nil, false).Devices
 }
 
 // DataPlane tells how the data plane is, without its counts. It asks nobody.
@@ -423,14 +451,21 @@ func (s *Service) DataPlane() api.DataPlaneStatus { return s.plane.status() }
 // Version is the version of the daemon.
 func (s *Service) Version() string { return s.opt.Version }
 
-func (s *Service) devicesWith(stats map[int]api.DeviceStats) api.DevicesReply {
+func (s *Service) devicesWith(stats map[int][]ipc.QueueStats, queues bool) api.DevicesReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := api.DevicesReply{Version: api.Version, Devices: []api.Device{}}
 	for _, ss := range s.sessions {
 		for id, d := range ss.devices {
 			x := d.show(ss)
-			x.Stats = stats[id]
+			x.Stats = sum(stats[id])
+			x.Tiers, x.Buffers = tiers(d, ss)
+			x.Warnings = s.warningsLocked(d, stats[id])
+			if queues {
+				for i := range stats[id] {
+					x.QueueStats = append(x.QueueStats, sum(stats[id][i:i+1]))
+				}
+			}
 			r.Devices = append(r.Devices, x)
 		}
 	}
@@ -452,6 +487,9 @@ func sum(qs []ipc.QueueStats) api.DeviceStats {
 		t.BytesShared += q.Tiers.Shared
 		t.BytesRegistered += q.Tiers.Registered
 		t.BytesTCP += q.Tiers.TCP
+		t.RequestsShared += q.Requests.Shared
+		t.RequestsRegistered += q.Requests.Registered
+		t.RequestsTCP += q.Requests.TCP
 	}
 	return t
 }
@@ -523,7 +561,13 @@ func (s *Service) features(ctx context.Context) (ublk.Features, error) {
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	return b.Features(ctx)
+	f, err := b.Features(ctx)
+	if err == nil {
+		s.mu.Lock()
+		s.known = f
+		s.mu.Unlock()
+	}
+	return f, err
 }
 
 // oneLine makes an error's text fit a line.

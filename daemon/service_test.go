@@ -39,6 +39,13 @@ func TestMain(m *testing.M) {
 		fmt.Print(api.NameOf(err))
 		os.Exit(0)
 	}
+	if os.Getenv("DAEMON_TEST_SHARER") != "" { // see TestAdopt
+		if err := share(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -145,7 +152,7 @@ func TestLoginLogout(t *testing.T) {
 	if err != nil || !strings.Contains(string(env), "ISER_TARGET="+iqn+"\n") || !strings.Contains(string(env), "ID_PATH=ip-10.0.0.1:3260-iscsi-"+iqn+"-lun-0\n") {
 		t.Errorf("properties: %s, %v", env, err)
 	}
-	devs := d.Devices(ctx).Devices
+	devs := d.Devices(ctx, false).Devices
 	if len(devs) != 2 || devs[0].Path != "/dev/ublkb0" || devs[1].Size != 1<<30 || devs[0].Stats.Reads != 11 || devs[0].Stats.BytesRegistered != 1<<30+45056 ||
 		devs[0].State != api.DeviceLive || devs[0].QueueDepth != 128 || devs[0].Queues != 2 {
 		t.Errorf("devices %+v", devs)
@@ -165,7 +172,7 @@ func TestLoginLogout(t *testing.T) {
 	}
 	l.clean()
 	order := []string{
-		"add 0", "set 0", "start 0", "add 1", "set 1", "start 1", "trystop 0", "delete 0", "trystop 1", "delete 1",
+		"add 0", "set 0", "reg 0", "reg 0", "start 0", "add 1", "set 1", "reg 1", "reg 1", "start 1", "trystop 0", "delete 0", "trystop 1", "delete 1",
 	}
 	if diff := cmp.Diff(order, l.Blocks.Calls()); diff != "" {
 		t.Error(diff)
@@ -406,7 +413,7 @@ func TestLogoutBusy(t *testing.T) {
 	if !api.Is(err, api.ErrBusy) || !strings.Contains(err.Error(), "/dev/ublkb1 is in use:") {
 		t.Errorf("logout: %v", err)
 	}
-	devs := d.Devices(ctx).Devices
+	devs := d.Devices(ctx, false).Devices
 	if len(devs) != 2 || d.Sessions().Sessions[0].State != api.SessionUp {
 		t.Errorf("after the refused logout: %+v", devs)
 	}
@@ -451,11 +458,11 @@ func TestRestart(t *testing.T) {
 	d := l.start()
 	l.login(d)
 	ctx := context.Background()
-	before, sessions := d.Devices(ctx), d.Sessions()
+	before, sessions := d.Devices(ctx, false), d.Sessions()
 	d.Kill()
 	calls := len(l.Blocks.Calls())
 	d = l.start()
-	if diff := cmp.Diff(before, d.Devices(ctx)); diff != "" {
+	if diff := cmp.Diff(before, d.Devices(ctx, false)); diff != "" {
 		t.Error("devices differ: ", diff)
 	}
 	if diff := cmp.Diff(sessions, d.Sessions()); diff != "" {
@@ -480,7 +487,7 @@ func TestRestartHalfWay(t *testing.T) {
 		l := newLab(t)
 		d := l.start()
 		l.login(d)
-		before := d.Devices(ctx)
+		before := d.Devices(ctx, false)
 		d.Kill()
 		for _, f := range []string{"0.json", "1.json"} {
 			if err := os.Remove(filepath.Join(l.RunDir(), "devices", f)); err != nil {
@@ -488,7 +495,7 @@ func TestRestartHalfWay(t *testing.T) {
 			}
 		}
 		d = l.start()
-		if diff := cmp.Diff(before, d.Devices(ctx)); diff != "" {
+		if diff := cmp.Diff(before, d.Devices(ctx, false)); diff != "" {
 			t.Error(diff)
 		}
 		if _, err := d.Logout(ctx, api.LogoutRequest{Session: iqn}); err != nil {
@@ -505,7 +512,7 @@ func TestRestartHalfWay(t *testing.T) {
 		}
 		d.Kill()
 		d = l.start()
-		if devs := d.Devices(ctx).Devices; len(devs) != 2 {
+		if devs := d.Devices(ctx, false).Devices; len(devs) != 2 {
 			t.Errorf("%+v", devs)
 		}
 	})
@@ -519,7 +526,7 @@ func TestRestartHalfWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		d = l.start()
-		devs := d.Devices(ctx).Devices
+		devs := d.Devices(ctx, false).Devices
 		if len(devs) != 2 || devs[1].State != api.DeviceLive {
 			t.Errorf("%+v", devs)
 		}
@@ -536,7 +543,7 @@ func TestRestartHalfWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		d = l.start()
-		if devs := d.Devices(ctx).Devices; len(devs) != 2 {
+		if devs := d.Devices(ctx, false).Devices; len(devs) != 2 {
 			t.Errorf("%+v", devs)
 		}
 		if b := l.Blocks.Left(); len(b) != 2 {
@@ -559,7 +566,7 @@ func TestRestartHalfWay(t *testing.T) {
 		}
 		l.Blocks.Foreign(7)
 		d = l.start()
-		if devs := d.Devices(ctx).Devices; len(devs) != 2 {
+		if devs := d.Devices(ctx, false).Devices; len(devs) != 2 {
 			t.Errorf("%+v", devs)
 		}
 		if b := l.Blocks.Left(); !slices.Equal(b, []int{0, 1, 7}) {
@@ -632,7 +639,7 @@ func TestConnectionLost(t *testing.T) {
 	l := newLab(t)
 	d := l.start()
 	l.login(d)
-	before := d.Devices(context.Background())
+	before := d.Devices(context.Background(), false)
 	c, err := ipc.Dial(context.Background(), filepath.Join(l.RunDir(), "io.sock")) // takes over
 	if err != nil {
 		t.Fatal(err)
@@ -640,7 +647,7 @@ func TestConnectionLost(t *testing.T) {
 	defer func() { _ = c.Close() }()
 	<-c.Done() // the daemon takes it back
 	eventually(t, d, "reconnection", func() bool { return d.Status(context.Background()).DataPlane.State == api.DataPlaneUp })
-	if diff := cmp.Diff(before, d.Devices(context.Background())); diff != "" {
+	if diff := cmp.Diff(before, d.Devices(context.Background(), false)); diff != "" {
 		t.Error(diff)
 	}
 	if l.Plane.Starts() != 1 {
@@ -695,7 +702,7 @@ func TestDeviceTakenAway(t *testing.T) {
 	}
 	l.Plane.LoseDevice(0)
 	eventually(t, d, "clean-up", func() bool {
-		return slices.Equal(l.Blocks.Left(), []int{1}) && len(d.Devices(context.Background()).Devices) == 1
+		return slices.Equal(l.Blocks.Left(), []int{1}) && len(d.Devices(context.Background(), false).Devices) == 1
 	})
 	eventually(t, d, "a reason", func() bool { return d.Sessions().Sessions[0].Units[0].Reason != "" })
 	if _, err := d.Logout(context.Background(), api.LogoutRequest{Session: iqn}); err != nil {

@@ -350,7 +350,7 @@ func TestXML(t *testing.T) {
 	if _, err := f.d.Login(context.Background(), api.LoginRequest{Target: iqn}); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return len(f.d.Devices(context.Background()).Devices) == 2 })
+	waitFor(t, func() bool { return len(f.d.Devices(context.Background(), false).Devices) == 2 })
 	nodes, _, _ := f.d.Inventory()
 	for iface, x := range map[string]struct {
 		path dbus.ObjectPath

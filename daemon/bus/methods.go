@@ -228,7 +228,7 @@ func (d device) GetStatistics(opts map[string]dbus.Variant) (map[string]uint64, 
 	if err := o.done(); err != nil {
 		return nil, dbusError(err)
 	}
-	for _, x := range d.c.s.Devices(d.c.ctx).Devices {
+	for _, x := range d.c.s.Devices(d.c.ctx, false).Devices {
 		if x.UblkID != d.id {
 			continue
 		}

@@ -42,6 +42,17 @@ type Config struct {
 	// BufferPool is how much memory for I/O buffers one reactor may come to hold, MiB, pinned and registered with the RDMA adapter. It begins
 	// with 4 MiB and takes 4 more whenever a request finds none. 4 to 16384, default 64. It counts when the data plane starts.
 	BufferPool int `mapstructure:"buffer_pool"`
+	// SharedArena is the memory that is kept registered with every device and lent to programs in slices, MiB, pinned. 0 to 65536, a multiple of
+	// SharedSlice, default 8; 0 lends none. It needs kernel 7.1 or later, and is not allocated before that.
+	SharedArena int `mapstructure:"shared_arena"`
+	// SharedSlice is the size of one slice, MiB, and so the largest memory that one program is lent at once. 1 to 4096, default 4.
+	SharedSlice int `mapstructure:"shared_slice"`
+	// SharedLimit is how much memory that is not the arena's may be registered by all users together, MiB, pinned as long as it is. 0 to 16777216,
+	// default 4096; 0 allows none.
+	SharedLimit int `mapstructure:"shared_limit"`
+	// SharedUserLimit is how much of it one user other than root may register, slices that are lent to the user included, MiB. 0 to 16777216,
+	// default 1024.
+	SharedUserLimit int `mapstructure:"shared_user_limit"`
 }
 
 // Places that Load reads when no file is named.
@@ -51,7 +62,7 @@ var Places = []string{"/usr/lib/iserd/iserd.toml", "/etc/iserd/iserd.toml", "/et
 func Default() Config {
 	return Config{
 		LogLevel: "info", LoginTimeout: 30 * time.Second, DiscoveryTimeout: 15 * time.Second, ControlTimeout: 15 * time.Second,
-		QueueDepth: 128, MaxIO: 512 << 10, BufferPool: 64,
+		QueueDepth: 128, MaxIO: 512 << 10, BufferPool: 64, SharedArena: 8, SharedSlice: 4, SharedLimit: 4096, SharedUserLimit: 1024,
 	}
 }
 
@@ -63,7 +74,8 @@ func Load(file string) (Config, error) {
 	defaults := map[string]any{
 		"initiator_name": d.InitiatorName, "log_level": d.LogLevel, "data_plane": d.DataPlane, "login_timeout": d.LoginTimeout,
 		"discovery_timeout": d.DiscoveryTimeout, "control_timeout": d.ControlTimeout, "queue_depth": d.QueueDepth, "max_io": d.MaxIO,
-		"reactors": d.Reactors, "buffer_pool": d.BufferPool,
+		"reactors": d.Reactors, "buffer_pool": d.BufferPool, "shared_arena": d.SharedArena, "shared_slice": d.SharedSlice,
+		"shared_limit": d.SharedLimit, "shared_user_limit": d.SharedUserLimit,
 	}
 	v.SetEnvPrefix("ISERD")
 	for k, x := range defaults {
@@ -184,6 +196,18 @@ func (c *Config) Check() error {
 	}
 	if c.BufferPool < 4 || c.BufferPool > 16<<10 {
 		return bad("buffer_pool is %d, expected 4 to 16384 (MiB)", c.BufferPool)
+	}
+	if c.SharedSlice < 1 || c.SharedSlice > 4096 {
+		return bad("shared_slice is %d, expected 1 to 4096 (MiB)", c.SharedSlice)
+	}
+	if c.SharedArena < 0 || c.SharedArena > 64<<10 || c.SharedArena%c.SharedSlice != 0 {
+		return bad("shared_arena is %d, expected 0 to 65536 (MiB), a multiple of shared_slice, which is %d", c.SharedArena, c.SharedSlice)
+	}
+	if c.SharedLimit < 0 || c.SharedLimit > 16<<20 {
+		return bad("shared_limit is %d, expected 0 to 16777216 (MiB)", c.SharedLimit)
+	}
+	if c.SharedUserLimit < 0 || c.SharedUserLimit > 16<<20 {
+		return bad("shared_user_limit is %d, expected 0 to 16777216 (MiB)", c.SharedUserLimit)
 	}
 	return nil
 }

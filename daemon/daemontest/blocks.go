@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 
@@ -23,11 +24,145 @@ type Blocks struct {
 	fail    map[string]error // by command, once
 	calls   []string
 	faults  []string
+	set     ublk.Features
+	regs    map[int]map[int]registration // by device and index
+	stall   map[int]bool                 // devices whose REG_BUF and UNREG_BUF do not come through
+	queue   map[int]map[string]string    // attributes
+}
+
+// registration is memory that a device knows.
+type registration struct {
+	dev, ino uint64
+	off, n   int64
 }
 
 // NewBlocks makes a driver whose devices are served by p.
 func NewBlocks(p *Plane) *Blocks {
-	return &Blocks{plane: p, devs: make(map[int]*ublk.DeviceInfo), params: make(map[int]ublk.Params), holders: make(map[int][]string), fail: make(map[string]error)}
+	return &Blocks{plane: p, devs: make(map[int]*ublk.DeviceInfo), params: make(map[int]ublk.Params), holders: make(map[int][]string), fail: make(map[string]error),
+		set: 0xfffff, regs: make(map[int]map[int]registration), stall: make(map[int]bool), queue: make(map[int]map[string]string),
+	}
+}
+
+// Old makes the driver one of a kernel before 7.1.
+func (b *Blocks) Old() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.set &^= ublk.FeatureSharedMemory
+}
+
+// Stall makes commands about memory of a device hang until their deadline, as requests that nobody answers do.
+func (b *Blocks) Stall(id int, on bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stall[id] = on
+}
+
+// Registered counts the buffers that a device knows.
+func (b *Blocks) Registered(id int) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.regs[id])
+}
+
+// Attribute is a queue attribute of a device.
+func (b *Blocks) Attribute(id int, name string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.queue[id][name]
+}
+
+// QueueAttribute fits daemon.Options.
+func (b *Blocks) QueueAttribute(id int, name, value string) (string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d := b.devs[id]
+	if d == nil || d.State != ublk.StateLive {
+		return "", fmt.Errorf("ublk device %d: %w", id, ublk.ErrNotFound)
+	}
+	if b.queue[id] == nil {
+		b.queue[id] = map[string]string{"nomerges": "0", "scheduler": "[mq-deadline] none"}
+	}
+	old := b.queue[id][name]
+	if value != "" {
+		b.queue[id][name] = value
+	}
+	return old, nil
+}
+
+// memoryCommand checks what REG_BUF and UNREG_BUF have in common. Preconditions: mu is held.
+func (b *Blocks) memoryCommand(ctx context.Context, command string, id int) error {
+	d, err := b.begin(ctx, command, id)
+	if err != nil {
+		return err
+	}
+	if !d.Features.Has(ublk.FeatureSharedMemory) {
+		return fmt.Errorf("ublk device %d: %s: %w", id, command, ublk.ErrNotSupported)
+	}
+	if d.State == ublk.StateLive {
+		b.plane.mu.Lock()
+		x := b.plane.devices[id]
+		up := x != nil && b.plane.groups[x.Group] != nil && b.plane.groups[x.Group].State == "up"
+		b.plane.mu.Unlock()
+		if !up {
+			b.faults = append(b.faults, fmt.Sprintf("%s of device %d while its session is not up", command, id))
+		}
+	} else if d.PID != -1 {
+		b.faults = append(b.faults, fmt.Sprintf("%s of device %d, which is %v", command, id, d.State))
+	}
+	if b.stall[id] {
+		b.mu.Unlock()
+		<-ctx.Done()
+		b.mu.Lock()
+		return &ublk.CtrlError{Dev: id, Command: command, Err: ctx.Err(), Pending: true}
+	}
+	return nil
+}
+
+// RegisterBuffer gives the lowest free index.
+func (b *Blocks) RegisterBuffer(ctx context.Context, id int, file *os.File, off, n int64) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.memoryCommand(ctx, "reg", id); err != nil {
+		return 0, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return 0, err
+	}
+	r := registration{st.Dev, st.Ino, off, n}
+	if n > ublk.MaxBuffer || off%4096 != 0 || n%4096 != 0 || off+n > st.Size {
+		b.faults = append(b.faults, fmt.Sprintf("reg of device %d: %+v of %d bytes", id, r, st.Size))
+	}
+	for _, x := range b.regs[id] {
+		if x.dev == r.dev && x.ino == r.ino && x.off < r.off+r.n && r.off < x.off+x.n {
+			return 0, fmt.Errorf("ublk device %d: REG_BUF: %w", id, ublk.ErrExist)
+		}
+	}
+	if b.regs[id] == nil {
+		b.regs[id] = make(map[int]registration)
+	}
+	index := 0
+	for ; ; index++ {
+		if _, ok := b.regs[id][index]; !ok {
+			break
+		}
+	}
+	b.regs[id][index] = r
+	return index, nil
+}
+
+// UnregisterBuffer forgets memory.
+func (b *Blocks) UnregisterBuffer(ctx context.Context, id, index int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.memoryCommand(ctx, "unreg", id); err != nil {
+		return err
+	}
+	if _, ok := b.regs[id][index]; !ok {
+		return fmt.Errorf("ublk device %d: UNREG_BUF: %w", id, ublk.ErrNoBuffer)
+	}
+	delete(b.regs[id], index)
+	return nil
 }
 
 // Fail makes the next command of a name fail ("start", "add", ...).
@@ -115,8 +250,12 @@ func (b *Blocks) begin(ctx context.Context, command string, id int) (*ublk.Devic
 	return d, nil
 }
 
-// Features has all up to kernel 7.0.
-func (b *Blocks) Features(context.Context) (ublk.Features, error) { return 0x7ffff, nil }
+// Features has all of kernel 7.1, or of one before.
+func (b *Blocks) Features(context.Context) (ublk.Features, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.set, nil
+}
 
 // Add makes a device with the lowest free number.
 func (b *Blocks) Add(ctx context.Context, spec ublk.DeviceSpec) (ublk.DeviceInfo, error) {
@@ -225,6 +364,8 @@ func (b *Blocks) Delete(ctx context.Context, id int) error {
 	delete(b.devs, id)
 	delete(b.params, id)
 	delete(b.holders, id)
+	delete(b.regs, id)
+	delete(b.queue, id)
 	return nil
 }
 

@@ -95,7 +95,7 @@ func (l *Lab) Start() (*Daemon, error) {
 			return l.Blocks, nil
 		},
 		Devices: func() ([]int, error) { return l.Blocks.Left(), nil },
-		Holders: l.Blocks.Holders,
+		Holders: l.Blocks.Holders, QueueAttribute: l.Blocks.QueueAttribute,
 	})
 	if err != nil {
 		return nil, err
@@ -149,11 +149,13 @@ func (l *Lab) Check() error {
 	return nil
 }
 
-// Clean tells whether nothing is left behind: no session, device, or file of one.
+// Clean tells whether nothing is left behind: no session, device, or file of one; of shared memory the arena, with nobody in it.
 func (l *Lab) Clean() error {
 	g, d := l.Plane.Left()
 	b := l.Blocks.Left()
 	f, _ := filepath.Glob(filepath.Join(l.RunDir(), "devices", "*"))
+	m, _ := filepath.Glob(filepath.Join(l.RunDir(), "buffers", "*"))
+	f = append(f, m...)
 	if len(g)+len(d)+len(b)+len(f) > 0 {
 		return fmt.Errorf("left behind: groups %v, attached %v, block devices %v, files %v", g, d, b, f)
 	}

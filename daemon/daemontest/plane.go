@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"iserd.org/iserd/internal/ipc"
 )
 
@@ -48,13 +50,74 @@ type Plane struct {
 	faults  []string
 	attach  error // next Attach fails with it
 	starts  int
+	fail    map[string]error // next request of a method fails with it
+	buffers map[uint32]*planeBuffer
+	busy    int  // requests that are said to be in flight in all memory
+	silent  bool // does not count them by buffer
+}
+
+// planeBuffer is memory that a Plane was given.
+type planeBuffer struct {
+	ipc.Buffer
+	file *os.File
 }
 
 // NewPlane makes a data plane with two threads and one RDMA device.
 func NewPlane() *Plane {
 	return &Plane{
 		Reactors: 2, RDMA: []string{"rxe0"}, targets: make(map[string]*Target), groups: make(map[string]*ipc.Group), devices: make(map[int]*ipc.Device),
-		stopped: make(map[int]bool),
+		stopped: make(map[int]bool), fail: make(map[string]error), buffers: make(map[uint32]*planeBuffer),
+	}
+}
+
+// Fail makes the next request of a method fail.
+func (p *Plane) Fail(method string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fail[method] = err
+}
+
+// Busy says that n requests are in flight in all memory; a negative number says nothing about it, while each device has some in flight.
+func (p *Plane) Busy(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy, p.silent = n, n < 0
+}
+
+// Count adds to the requests of a device's first queue, by tier.
+func (p *Plane) Count(id int, shared, registered uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q := &p.devices[id].Queues[0]
+	q.Requests.Shared += shared
+	q.Requests.Registered += registered
+}
+
+// Buffers lists the memory that is there, by id.
+func (p *Plane) Buffers() []ipc.Buffer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.buffersLocked()
+}
+
+func (p *Plane) buffersLocked() []ipc.Buffer {
+	var out []ipc.Buffer
+	for _, id := range slices.Sorted(maps.Keys(p.buffers)) {
+		b := p.buffers[id].Buffer
+		b.Bindings = slices.Clone(b.Bindings)
+		if n := p.busy; !p.silent {
+			b.InFlight = &n
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// dropBuffersLocked forgets all memory, as the end of a process does.
+func (p *Plane) dropBuffersLocked() {
+	for id, b := range p.buffers {
+		_ = b.file.Close()
+		delete(p.buffers, id)
 	}
 }
 
@@ -70,6 +133,7 @@ func (p *Plane) Launch(dir string) func() (<-chan error, error) {
 	return func() (<-chan error, error) {
 		p.mu.Lock()
 		p.groups, p.devices = make(map[string]*ipc.Group), make(map[int]*ipc.Device)
+		p.dropBuffersLocked()
 		p.starts++
 		p.mu.Unlock()
 		return make(chan error), p.Serve(dir)
@@ -97,6 +161,9 @@ func (p *Plane) Kill() {
 	if s != nil {
 		_ = s.Close()
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropBuffersLocked()
 }
 
 // Serving tells whether it answers.
@@ -145,6 +212,15 @@ func (p *Plane) faultLocked(format string, args ...any) {
 	p.faults = append(p.faults, fmt.Sprintf(format, args...))
 }
 
+// Cut drops the connection to the control plane without ending, and takes new ones in dir.
+func (p *Plane) Cut(dir string) error {
+	p.mu.Lock()
+	s := p.server
+	p.mu.Unlock()
+	_ = s.Close()
+	return p.Serve(dir)
+}
+
 // SetGroup changes a group's state and tells the control plane.
 func (p *Plane) SetGroup(target, state string, cause *ipc.Error) {
 	p.mu.Lock()
@@ -173,7 +249,18 @@ func (p *Plane) LoseDevice(id int) {
 
 // Handle answers the control plane.
 func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage) (any, error) {
+	p.mu.Lock()
+	err := p.fail[method]
+	delete(p.fail, method)
+	p.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	switch method {
+	case ipc.MethodBufferAdd, ipc.MethodBufferRemove:
+		return p.buffer(ctx, method, body)
+	case ipc.MethodBufferBind, ipc.MethodBufferUnbind:
+		return p.binding(method, body)
 	case ipc.MethodHello:
 		return ipc.HelloReply{Version: ipc.Version, Build: "test", PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA}, nil
 	case ipc.MethodLogin:
@@ -221,8 +308,8 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		p.devices[r.UblkID] = &ipc.Device{
 			UblkID: r.UblkID, Group: r.Group, LUN: r.LUN, State: ipc.DeviceServing,
 			Queues: []ipc.QueueStats{
-				{Reads: 10, ReadBytes: 40960, Writes: 1, WriteBytes: 4096, Tiers: ipc.TierCount{Registered: 45056}},
-				{Reads: 1, ReadBytes: 1 << 30, Flushes: 2, InFlight: 3, Tiers: ipc.TierCount{Registered: 1 << 30}},
+				{Reads: 10, ReadBytes: 40960, Writes: 1, WriteBytes: 4096, Tiers: ipc.TierCount{Registered: 45056}, Requests: ipc.TierCount{Registered: 11}},
+				{Reads: 1, ReadBytes: 1 << 30, Flushes: 2, InFlight: 3, Tiers: ipc.TierCount{Registered: 1 << 30}, Requests: ipc.TierCount{Registered: 1}},
 			},
 		}
 		return ipc.Empty{}, nil
@@ -240,6 +327,9 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 			p.faultLocked("device %d detached before it was stopped", r.UblkID)
 		}
 		delete(p.devices, r.UblkID)
+		for _, b := range p.buffers {
+			b.Bindings = slices.DeleteFunc(b.Bindings, func(x ipc.BufferBinding) bool { return x.UblkID == r.UblkID })
+		}
 		return ipc.Empty{}, nil
 	case ipc.MethodState:
 		p.mu.Lock()
@@ -249,19 +339,87 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 			st.Groups = append(st.Groups, *p.groups[k])
 		}
 		for _, k := range slices.Sorted(maps.Keys(p.devices)) {
-			st.Devices = append(st.Devices, *p.devices[k])
+			d := *p.devices[k]
+			d.Queues = slices.Clone(d.Queues)
+			st.Devices = append(st.Devices, d)
 		}
+		st.Buffers = p.buffersLocked()
 		return st, nil
 	case ipc.MethodShutdown:
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if len(p.groups)+len(p.devices) > 0 {
+		if len(p.groups)+len(p.devices) > 0 { // memory keeps nothing alive
 			return nil, &ipc.Error{Code: "Busy", Text: "in use"}
 		}
 		go p.Kill()
 		return ipc.Empty{}, nil
 	}
 	return nil, &ipc.Error{Code: "Internal", Text: "unknown method " + method}
+}
+
+// buffer takes and gives back memory.
+func (p *Plane) buffer(ctx context.Context, method string, body json.RawMessage) (any, error) {
+	var r ipc.BufferAddRequest // the other is a part of it
+	if err := json.Unmarshal(body, &r); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.buffers[r.ID]
+	if method == ipc.MethodBufferRemove {
+		if b == nil {
+			return nil, &ipc.Error{Code: "NotFound", Text: "no such buffer"}
+		}
+		if len(b.Bindings) > 0 {
+			p.faultLocked("buffer %d removed while devices know it: %v", r.ID, b.Bindings)
+		}
+		_ = b.file.Close()
+		delete(p.buffers, r.ID)
+		return ipc.Empty{}, nil
+	}
+	files := ipc.Files(ctx)
+	if b != nil || len(files) != 1 || r.Length <= 0 || r.Length%4096 != 0 || r.Offset%4096 != 0 {
+		p.faultLocked("buffer %d added with %d descriptors, %d bytes from %d on, while %v is there", r.ID, len(files), r.Length, r.Offset, b)
+		return nil, &ipc.Error{Code: "InvalidArgs", Text: "no"}
+	}
+	fd, err := unix.FcntlInt(files[0].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	p.buffers[r.ID] = &planeBuffer{
+		ipc.Buffer{ID: r.ID, Offset: r.Offset, Length: r.Length, Label: r.Label, Descriptor: fd, Requests: 7, Bytes: 28672}, os.NewFile(uintptr(fd), "buffer"),
+	}
+	return ipc.Empty{}, nil
+}
+
+// binding notes what a device's driver calls memory.
+func (p *Plane) binding(method string, body json.RawMessage) (any, error) {
+	var r ipc.BufferBindRequest
+	if err := json.Unmarshal(body, &r); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, d := p.buffers[r.ID], p.devices[r.UblkID]
+	if b == nil || d == nil {
+		return nil, &ipc.Error{Code: "NotFound", Text: "no such buffer or device"}
+	}
+	x := ipc.BufferBinding{UblkID: r.UblkID, Index: r.Index}
+	if method == ipc.MethodBufferUnbind {
+		n := len(b.Bindings)
+		b.Bindings = slices.DeleteFunc(b.Bindings, func(y ipc.BufferBinding) bool { return x == y })
+		if len(b.Bindings) == n {
+			return nil, &ipc.Error{Code: "NotFound", Text: "no such binding"}
+		}
+		return ipc.Empty{}, nil
+	}
+	for id, o := range p.buffers {
+		if slices.Contains(o.Bindings, x) {
+			p.faultLocked("index %d of device %d bound to buffer %d while it is that of %d", r.Index, r.UblkID, r.ID, id)
+		}
+	}
+	b.Bindings = append(b.Bindings, x)
+	return ipc.Empty{}, nil
 }
 
 func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {

@@ -199,6 +199,7 @@ type Buffer struct {
 	Bindings   []BufferBinding `json:"bindings"`
 	Requests   uint64          `json:"requests"` // that moved their data here without a copy
 	Bytes      uint64          `json:"bytes"`
+	InFlight   *int            `json:"in_flight,omitempty"` // requests that refer to it now; nil: the data plane does not count them
 }
 
 // BufferBinding is one device's index of a buffer.
