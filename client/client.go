@@ -92,6 +92,31 @@ func (c *Client) Devices(ctx context.Context) (out api.DevicesReply, err error) 
 	return out, c.call(ctx, http.MethodGet, "devices", nil, &out)
 }
 
+// DeviceQueues is Devices with the counters of each queue.
+func (c *Client) DeviceQueues(ctx context.Context) (out api.DevicesReply, err error) {
+	return out, c.call(ctx, http.MethodGet, "devices?queues=1", nil, &out)
+}
+
+// Buffers lists shared memory.
+func (c *Client) Buffers(ctx context.Context) (out api.BuffersReply, err error) {
+	return out, c.call(ctx, http.MethodGet, "buffers", nil, &out)
+}
+
+// AddBuffer registers a file on tmpfs or hugetlbfs.
+func (c *Client) AddBuffer(ctx context.Context, r api.BufferAddRequest) (out api.BuffersReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "buffers/add", r, &out)
+}
+
+// AdoptProcess registers the shared memory of a process.
+func (c *Client) AdoptProcess(ctx context.Context, r api.BufferAdoptRequest) (out api.BuffersReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "buffers/adopt", r, &out)
+}
+
+// RemoveBuffer ends the registration of a buffer, or of all memory of an adopted process, or takes a slice back.
+func (c *Client) RemoveBuffer(ctx context.Context, r api.BufferRemoveRequest) (out api.BuffersReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "buffers/remove", r, &out)
+}
+
 // Status tells how the daemon is.
 func (c *Client) Status(ctx context.Context) (out api.StatusReply, err error) {
 	return out, c.call(ctx, http.MethodGet, "status", nil, &out)

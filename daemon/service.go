@@ -459,7 +459,6 @@ func (s *Service) devicesWith(stats map[int][]ipc.QueueStats, queues bool) api.D
 		for id, d := range ss.devices {
 			x := d.show(ss)
 			x.Stats = sum(stats[id])
-			x.Tiers, x.Buffers = tiers(d, ss)
 			x.Warnings = s.warningsLocked(d, stats[id])
 			if queues {
 				for i := range stats[id] {
@@ -494,14 +493,16 @@ func sum(qs []ipc.QueueStats) api.DeviceStats {
 	return t
 }
 
+// show gives the public form, without counters. Preconditions: Service.mu is held.
 func (d *device) show(ss *session) api.Device {
 	p, _ := api.ParsePortal(d.Portal)
 	u := &d.Unit
+	ways, buffers := tiers(d, ss)
 	return api.Device{
 		UblkID: d.UblkID, Path: d.path(), State: d.state, SessionID: ss.number, Target: d.Target, Address: p.Address, Port: p.Port,
 		Transport: string(ss.group.Transport), LUN: u.Number, Size: u.Blocks * uint64(u.LogicalBlockSize), LogicalBlockSize: u.LogicalBlockSize,
 		PhysicalBlockSize: max(u.PhysicalBlockSize, u.LogicalBlockSize), ReadOnly: u.ReadOnly, WriteCache: u.WriteCache, Vendor: u.Vendor, Product: u.Product,
-		Revision: u.Revision, Serial: u.Serial, WWID: u.WWID, Queues: d.Queues, QueueDepth: d.Depth, MaxIO: d.MaxIO,
+		Revision: u.Revision, Serial: u.Serial, WWID: u.WWID, Queues: d.Queues, QueueDepth: d.Depth, MaxIO: d.MaxIO, Tiers: ways, Buffers: buffers,
 	}
 }
 

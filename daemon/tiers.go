@@ -31,6 +31,9 @@ func tiers(d *device, ss *session) (list []api.Tier, buffers int) {
 	if ss.group.Transport == ipc.TransportTCP {
 		registered.Possible, registered.Reason = false, "the session is over TCP: "+ss.group.TransportReason
 		tcp.Possible, tcp.Reason = true, ss.group.TransportReason
+		if shared.Possible {
+			shared.Possible, shared.Reason = false, "the session is over TCP; requests from memory that is registered go from there through the socket"
+		}
 	}
 	return []api.Tier{shared, registered, tcp}, buffers
 }
@@ -49,7 +52,7 @@ func tierRequests(qs []ipc.QueueStats) ipc.TierCount {
 // warningsLocked tells what a person should look into. Preconditions: s.mu is held.
 func (s *Service) warningsLocked(d *device, qs []ipc.QueueStats) []string {
 	dm := d.memory
-	if dm == nil || !dm.used {
+	if dm == nil || !dm.used || d.Transport == ipc.TransportTCP { // what comes through a socket is not told apart
 		return nil
 	}
 	now := tierRequests(qs)

@@ -195,7 +195,7 @@ func (a *app) deviceListCommand() *cobra.Command {
 }
 
 func (a *app) deviceTable(devs []api.Device) error {
-	t := newTable(a.out, "DEVICE", "SIZE", "BLOCK", "TARGET", "LUN", "TRANSPORT", "MODEL", "SERIAL", "MODE", "STATE")
+	t := newTable(a.out, "DEVICE", "SIZE", "BLOCK", "TARGET", "LUN", "TRANSPORT", "MODEL", "SERIAL", "MODE", "STATE", "TIERS")
 	for i := range devs {
 		d := &devs[i]
 		mode := "rw"
@@ -203,19 +203,105 @@ func (a *app) deviceTable(devs []api.Device) error {
 			mode = "ro"
 		}
 		t.row(d.Path, size(d.Size), strconv.Itoa(int(d.LogicalBlockSize))+"/"+strconv.Itoa(int(d.PhysicalBlockSize)), d.Target, strconv.Itoa(int(d.LUN)),
-			d.Transport, dash(strings.TrimSpace(d.Vendor+" "+d.Product)), dash(d.Serial), mode, d.State)
+			d.Transport, dash(strings.TrimSpace(d.Vendor+" "+d.Product)), dash(d.Serial), mode, d.State, dash(tierNames(d)))
 	}
 	return t.flush()
 }
 
-func (a *app) deviceStatsCommand() *cobra.Command {
+// tierNames lists the ways that a device's requests can go.
+func tierNames(d *api.Device) string {
+	var names []string
+	for _, t := range d.Tiers {
+		if t.Possible {
+			names = append(names, t.Name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+func (a *app) deviceShowCommand() *cobra.Command {
 	return &cobra.Command{
+		Use: "show /dev/ublkbN", Short: "Show a block device, and which ways its requests can go", Args: exactly(1, "a device"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if n, ok := strings.CutPrefix(strings.TrimPrefix(args[0], "/dev/"), "ublkb"); !ok || n == "" {
+				return api.Errorf(api.ErrInvalidArgs, "%q: expected a device such as /dev/ublkb0", args[0])
+			}
+			r, err := a.daemon().DeviceQueues(cmd.Context())
+			if err != nil {
+				return err
+			}
+			var found []api.Device
+			for _, d := range r.Devices {
+				if strings.TrimPrefix(d.Path, "/dev/") == strings.TrimPrefix(args[0], "/dev/") {
+					found = append(found, d)
+				}
+			}
+			if len(found) == 0 {
+				return api.Errorf(api.ErrNotFound, "no device %s; see: iserctl device list", args[0])
+			}
+			r.Devices = found
+			if a.json {
+				return a.print(r)
+			}
+			d := &found[0]
+			t := newTable(a.out)
+			t.row("device", d.Path)
+			t.row("state", d.State)
+			t.row("target", d.Target)
+			t.row("portal", api.Portal{Address: d.Address, Port: d.Port}.String())
+			t.row("transport", d.Transport)
+			t.row("logical unit", strconv.Itoa(int(d.LUN)))
+			t.row("size", size(d.Size))
+			t.row("block size", fmt.Sprintf("%d, physical %d", d.LogicalBlockSize, d.PhysicalBlockSize))
+			t.row("model", dash(strings.TrimSpace(d.Vendor+" "+d.Product+" "+d.Revision)))
+			t.row("serial", dash(d.Serial))
+			t.row("identity", dash(d.WWID))
+			t.row("read-only", yesNo(d.ReadOnly))
+			t.row("write cache", yesNo(d.WriteCache))
+			t.row("queues", fmt.Sprintf("%d of %d requests, of at most %s", d.Queues, d.QueueDepth, size(uint64(d.MaxIO))))
+			t.row("shared memory", fmt.Sprintf("%d buffers registered", d.Buffers))
+			for _, x := range d.Tiers {
+				t.row("tier "+x.Name, yesNo(x.Possible)+": "+x.Reason)
+			}
+			if err := t.flush(); err != nil {
+				return err
+			}
+			a.warnings(found)
+			return nil
+		},
+	}
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// warnings prints what the daemon warns of.
+func (a *app) warnings(devs []api.Device) {
+	for _, d := range devs {
+		for _, w := range d.Warnings {
+			a.warn("warning: %s: %s", d.Path, w)
+		}
+	}
+}
+
+func (a *app) deviceStatsCommand() *cobra.Command {
+	queues := false
+	c := &cobra.Command{
 		Use: "stats", Short: "Show the counters of the block devices",
-		Long: "Show the counters of the block devices since they were made. The last three columns tell how the payload went:\n" +
-			"SHARED without a copy, REGISTERED with one copy through memory that was registered once, TCP through a socket.",
+		Long: "Show the counters of the block devices since they were made. The last columns tell how the payload of reads and writes\n" +
+			"went, in requests and bytes: SHARED without a copy, REGISTERED with one copy through memory that was registered once,\n" +
+			"TCP through a socket.",
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := a.daemon().Devices(cmd.Context())
+			get := a.daemon().Devices
+			if queues {
+				get = a.daemon().DeviceQueues
+			}
+			r, err := get(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -226,16 +312,37 @@ func (a *app) deviceStatsCommand() *cobra.Command {
 				a.warn("no devices")
 				return nil
 			}
-			t := newTable(a.out, "DEVICE", "READS", "READ", "WRITES", "WRITTEN", "FLUSHES", "ERRORS", "RETRIES", "IN FLIGHT", "SHARED", "REGISTERED", "TCP")
-			n := func(v uint64) string { return strconv.FormatUint(v, 10) }
+			head := []string{"DEVICE"}
+			if queues {
+				head = append(head, "QUEUE")
+			}
+			t := newTable(a.out, append(head, "READS", "READ", "WRITES", "WRITTEN", "FLUSHES", "ERRORS", "RETRIES", "IN FLIGHT",
+				"SHARED", "BYTES", "REGISTERED", "BYTES", "TCP", "BYTES")...)
 			for i := range r.Devices {
 				d := &r.Devices[i]
-				s := &d.Stats
-				t.row(d.Path, n(s.Reads), size(s.ReadBytes), n(s.Writes), size(s.WriteBytes), n(s.Flushes), n(s.Errors), n(s.Retries),
-					strconv.Itoa(s.InFlight), size(s.BytesShared), size(s.BytesRegistered), size(s.BytesTCP))
+				if !queues {
+					t.row(append([]string{d.Path}, counters(&d.Stats)...)...)
+				}
+				for q := range d.QueueStats {
+					t.row(append([]string{d.Path, strconv.Itoa(q)}, counters(&d.QueueStats[q])...)...)
+				}
 			}
-			return t.flush()
+			if err := t.flush(); err != nil {
+				return err
+			}
+			a.warnings(r.Devices)
+			return nil
 		},
+	}
+	c.Flags().BoolVar(&queues, "queues", false, "one line for each queue")
+	return c
+}
+
+func counters(s *api.DeviceStats) []string {
+	n := func(v uint64) string { return strconv.FormatUint(v, 10) }
+	return []string{
+		n(s.Reads), size(s.ReadBytes), n(s.Writes), size(s.WriteBytes), n(s.Flushes), n(s.Errors), n(s.Retries), strconv.Itoa(s.InFlight),
+		n(s.RequestsShared), size(s.BytesShared), n(s.RequestsRegistered), size(s.BytesRegistered), n(s.RequestsTCP), size(s.BytesTCP),
 	}
 }
 

@@ -140,7 +140,9 @@ func (a *app) command() *cobra.Command {
 		a.discoverCommand(), a.loginCommand(), a.logoutCommand(), a.statusCommand(),
 		group("node", "Stored records: a target at a portal", a.nodeListCommand(), a.nodeShowCommand(), a.nodeAddCommand(), a.nodeDeleteCommand()),
 		group("session", "Sessions with targets", a.sessionListCommand()),
-		group("device", "Block devices", a.deviceListCommand(), a.deviceStatsCommand()),
+		group("device", "Block devices", a.deviceListCommand(), a.deviceShowCommand(), a.deviceStatsCommand()),
+		group("buffer", "Memory that programs share with the daemon: O_DIRECT I/O from it needs no copy", a.bufferListCommand(), a.bufferAddCommand(),
+			a.bufferRemoveCommand(), a.bufferAdoptCommand(), a.bufferArenaCommand()),
 	)
 	return root
 }

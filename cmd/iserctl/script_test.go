@@ -97,6 +97,12 @@ func setup(env *testscript.Env) error {
 	env.Values[labKey{}] = s
 	env.Setenv("ISERD_SOCKET", l.Socket())
 	env.Setenv("TZ", "UTC")
+	shm, err := os.MkdirTemp("/dev/shm", "iserctl") // memory to share is on tmpfs
+	if err != nil {
+		return err
+	}
+	env.Defer(func() { os.RemoveAll(shm) })
+	env.Setenv("SHM", shm)
 	env.Setenv("Q", example)
 	env.Defer(func() {
 		s.d.Kill()
@@ -153,6 +159,22 @@ func labCommand(ts *testscript.TestScript, neg bool, args []string) {
 		s.lab.Blocks.Hold(id, args[2:]...)
 	case "fail":
 		s.lab.Blocks.Fail(args[1], errors.New(args[2]))
+	case "memory": // FILE SIZE: a file of zeroes
+		n, err := strconv.ParseInt(args[2], 10, 64)
+		ts.Check(err)
+		ts.Check(os.WriteFile(args[1], nil, 0o600))
+		ts.Check(os.Truncate(args[1], n))
+	case "old-kernel":
+		s.lab.Blocks.Old()
+		s.restart(ts)
+	case "count": // DEVICE SHARED REGISTERED: requests
+		var n [3]int
+		for i := range n {
+			var err error
+			n[i], err = strconv.Atoi(args[1+i])
+			ts.Check(err)
+		}
+		s.lab.Plane.Count(n[0], uint64(n[1]), uint64(n[2]))
 	case "no-driver":
 		s.lab.NoBlocks = fmt.Errorf("open /dev/ublk-control: %w: load the module with `modprobe ublk_drv`", ublk.ErrNotSupported)
 		s.restart(ts)
