@@ -749,6 +749,18 @@ func (s *Service) Buffers(ctx context.Context) api.BuffersReply {
 	return s.buffersReply(ctx, s.buffersWhere(func(*buffer) bool { return true })...)
 }
 
+// BufferInventory lists shared memory without counters. It asks nobody.
+func (s *Service) BufferInventory() []api.Buffer {
+	list := s.buffersWhere(func(*buffer) bool { return true })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]api.Buffer, 0, len(list))
+	for _, b := range list {
+		out = append(out, s.showBufferLocked(b, nil))
+	}
+	return out
+}
+
 func (s *Service) buffersReply(ctx context.Context, list ...*buffer) api.BuffersReply {
 	hits := make(map[uint32]ipc.Buffer)
 	if st, err := s.plane.state(ctx); err == nil {

@@ -104,6 +104,21 @@ func TestGuestBuffers(t *testing.T) {
 		t.Errorf("%d requests from memory that is not registered came with an index", n)
 	}
 
+	for _, want := range []string{"2", "0"} {
+		if _, err := QueueAttribute(info.ID, "nomerges", want); err != nil {
+			t.Error(err)
+		}
+		if got, err := QueueAttribute(info.ID, "nomerges", ""); got != want || err != nil {
+			t.Errorf("nomerges is %q, %v; want %s", got, err, want)
+		}
+	}
+	if _, err := QueueAttribute(info.ID, "none", ""); !errors.Is(err, ErrNotSupported) {
+		t.Errorf("attribute that is not there: %v", err)
+	}
+	if _, err := QueueAttribute(9999, "nomerges", ""); !errors.Is(err, ErrNotFound) {
+		t.Errorf("device that is not there: %v", err)
+	}
+
 	// Live, while another process does I/O.
 	user := client("verify", dev, 0, testSize, 1, 400)
 	check(t, user.Start())

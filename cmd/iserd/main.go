@@ -111,6 +111,8 @@ func run(f flags) error {
 		OpenBlocks: func() (daemon.Blocks, error) { return ublk.OpenControl() },
 		Devices:    ublk.List,
 		Holders:    holders,
+
+		QueueAttribute: ublk.QueueAttribute,
 	})
 	if err != nil {
 		return err

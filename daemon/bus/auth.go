@@ -9,6 +9,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"iserd.org/iserd/api"
+	"iserd.org/iserd/daemon"
 )
 
 // The polkit actions.
@@ -17,6 +18,8 @@ const (
 	actionLogin    = "org.iserd.iser1.login"
 	actionLogout   = "org.iserd.iser1.logout"
 	actionModify   = "org.iserd.iser1.modify"
+	actionRegister = "org.iserd.iser1.register-buffer"
+	actionAdopt    = "org.iserd.iser1.adopt-process"
 )
 
 const (
@@ -31,18 +34,25 @@ const (
 // trusted are the users who need no leave: root and the daemon's own.
 func trusted(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 
+// caller tells who sent a message. The unique name is one that nobody else can take over.
+func (c *connection) caller(ctx context.Context, msg *dbus.Message) (daemon.Owner, error) {
+	sender, _ := msg.Headers[dbus.FieldSender].Value().(string)
+	o := daemon.Owner{Name: sender}
+	ctx, cancel := context.WithTimeout(ctx, polkitTimeout)
+	defer cancel()
+	if err := c.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetConnectionUnixUser", 0, sender).Store(&o.UID); err != nil {
+		return o, api.Errorf(api.ErrAccessDenied, "the bus does not say who the caller is: %w", err)
+	}
+	o.Trusted = c.trusted(o.UID)
+	return o, nil
+}
+
 // authorize lets a caller do what action names: a trusted user, or whoever polkit lets. Without polkitd only trusted users may. The subject is
 // the caller's unique bus name, which nobody else can take over.
 func (c *connection) authorize(ctx context.Context, msg *dbus.Message, action string) error {
-	sender, _ := msg.Headers[dbus.FieldSender].Value().(string)
-	var uid uint32
-	bctx, cancel := context.WithTimeout(ctx, polkitTimeout)
-	defer cancel()
-	if err := c.conn.BusObject().CallWithContext(bctx, "org.freedesktop.DBus.GetConnectionUnixUser", 0, sender).Store(&uid); err != nil {
-		return api.Errorf(api.ErrAccessDenied, "the bus does not say who the caller is: %w", err)
-	}
-	if c.trusted(uid) {
-		return nil
+	o, err := c.caller(ctx, msg)
+	if err != nil || o.Trusted {
+		return err
 	}
 	flags, limit := uint32(0), polkitTimeout
 	if msg.Flags&dbus.FlagAllowInteractiveAuthorization != 0 {
@@ -59,8 +69,8 @@ func (c *connection) authorize(ctx context.Context, msg *dbus.Message, action st
 		Details               map[string]string
 	}
 	var r result
-	err := c.conn.Object(polkitName, polkitPath).CallWithContext(pctx, polkitCheck, 0,
-		subject{"system-bus-name", map[string]dbus.Variant{"name": dbus.MakeVariant(sender)}}, action, map[string]string{}, flags, "").Store(&r)
+	err = c.conn.Object(polkitName, polkitPath).CallWithContext(pctx, polkitCheck, 0,
+		subject{"system-bus-name", map[string]dbus.Variant{"name": dbus.MakeVariant(o.Name)}}, action, map[string]string{}, flags, "").Store(&r)
 	var derr dbus.Error
 	switch {
 	case errors.As(err, &derr) && (derr.Name == "org.freedesktop.DBus.Error.ServiceUnknown" || derr.Name == "org.freedesktop.DBus.Error.NameHasNoOwner"):

@@ -82,16 +82,11 @@ type connection struct {
 
 // serve joins the bus and stays until ctx or the connection ends.
 func serve(ctx context.Context, s *daemon.Service, opt Options, trust func(uint32) bool) error {
-	var conn *dbus.Conn
-	var err error
-	if opt.Address == "system" {
-		conn, err = dbus.SystemBusPrivate()
-	} else {
-		conn, err = dbus.Dial(opt.Address)
-	}
+	conn, closed, err := dialBus(opt.Address, newOutbox()...)
 	if err != nil {
 		return err
 	}
+	defer func() { <-closed }()
 	defer func() { _ = conn.Close() }()
 	if err := conn.Auth(nil); err != nil {
 		return fmt.Errorf("authenticate: %w", err)
@@ -110,6 +105,9 @@ func serve(ctx context.Context, s *daemon.Service, opt Options, trust func(uint3
 
 	updates, stop := s.Watch()
 	defer stop()
+	if err := c.watchOwners(); err != nil {
+		return err
+	}
 	if err := c.exportRoot(); err != nil {
 		return err
 	}
@@ -138,7 +136,7 @@ func serve(ctx context.Context, s *daemon.Service, opt Options, trust func(uint3
 	}
 }
 
-// change runs a method that changes something, for callers who may.
+// change runs a method that changes something, for callers who may. Without an action f itself finds out who may.
 func (c *connection) change(msg dbus.Message, action string, f func(context.Context) error) error {
 	c.mu.Lock()
 	if c.ctx.Err() != nil {
@@ -150,8 +148,10 @@ func (c *connection) change(msg dbus.Message, action string, f func(context.Cont
 	defer c.calls.Done()
 	ctx, cancel := context.WithTimeout(c.ctx, callTimeout)
 	defer cancel()
-	if err := c.authorize(ctx, &msg, action); err != nil {
-		return err
+	if action != "" {
+		if err := c.authorize(ctx, &msg, action); err != nil {
+			return err
+		}
 	}
 	err := f(ctx)
 	// The objects that the answer names must be there when the caller gets it.
@@ -242,6 +242,8 @@ func (c *connection) object(p dbus.ObjectPath) (iface string, obj any) {
 		return sessionInterface, session{c, n}
 	case "device":
 		return deviceInterface, device{c, n}
+	case "buffer":
+		return bufferInterface, buffer{c, uint32(n)}
 	}
 	return managerInterface, manager{c}
 }
@@ -340,7 +342,7 @@ func (c *connection) exportRoot() error {
 	if err := c.conn.Export(top{c}, root, objectManager); err != nil {
 		return fmt.Errorf("export %s: %w", root, err)
 	}
-	for _, p := range []dbus.ObjectPath{root, root + "/node", root + "/session", root + "/device"} {
+	for _, p := range []dbus.ObjectPath{root, root + "/node", root + "/session", root + "/device", root + "/buffer"} {
 		if err := c.conn.Export(aboutRoot{c, p}, p, introspectable); err != nil {
 			return fmt.Errorf("export %s: %w", p, err)
 		}

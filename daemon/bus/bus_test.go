@@ -272,11 +272,11 @@ func TestLoginLogout(t *testing.T) {
 		t.Errorf("size %v", x)
 	}
 	var stats map[string]uint64
-	if err := f.call(dev, deviceInterface+".GetStatistics", opts{}).Store(&stats); err != nil || stats["reads"] != 11 || len(stats) != 11 {
+	if err := f.call(dev, deviceInterface+".GetStatistics", opts{}).Store(&stats); err != nil || stats["reads"] != 11 || len(stats) != 14 {
 		t.Errorf("statistics %v, %v", stats, err)
 	}
 	var all map[dbus.ObjectPath]map[string]map[string]dbus.Variant
-	if err := f.call(root, objectManager+".GetManagedObjects").Store(&all); err != nil || len(all) != 5 {
+	if err := f.call(root, objectManager+".GetManagedObjects").Store(&all); err != nil || len(all) != 7 {
 		t.Errorf("managed objects %v, %v", all, err)
 	}
 
@@ -357,7 +357,7 @@ func TestXML(t *testing.T) {
 		obj  any
 	}{
 		managerInterface: {managerPath, manager{}}, nodeInterface: {nodePath(nodes[0].ID), node{}}, sessionInterface: {sessionPath(1), session{}},
-		deviceInterface: {devicePath(0), device{}},
+		deviceInterface: {devicePath(0), device{}}, bufferInterface: {bufferPath(1), buffer{}},
 	} {
 		b, err := dbusfiles.Files.ReadFile("interfaces/" + iface + ".xml")
 		if err != nil {
@@ -420,7 +420,7 @@ func TestXML(t *testing.T) {
 		}
 	}
 	// From the root one can walk to every object.
-	for p, want := range map[dbus.ObjectPath]string{root: "Manager device node session", root + "/device": "0 1"} {
+	for p, want := range map[dbus.ObjectPath]string{root: "Manager buffer device node session", root + "/device": "0 1"} {
 		n, err := introspect.Call(f.conn.Object(busName, p))
 		if err != nil {
 			t.Fatal(err)
@@ -619,7 +619,7 @@ func TestBusComesAndGoes(t *testing.T) {
 		waitFor(t, func() bool { return d.Status(context.Background()).Bus == "connected" })
 		conn := connect(t, address)
 		var all map[dbus.ObjectPath]map[string]map[string]dbus.Variant
-		if err := conn.Object(busName, root).Call(objectManager+".GetManagedObjects", 0).Store(&all); err != nil || len(all) != 3 {
+		if err := conn.Object(busName, root).Call(objectManager+".GetManagedObjects", 0).Store(&all); err != nil || len(all) != 5 {
 			t.Errorf("managed objects %v, %v", all, err)
 		}
 		kill()
@@ -688,7 +688,7 @@ func TestPolicy(t *testing.T) {
 	for _, a := range p.Actions {
 		got = append(got, a.ID)
 	}
-	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify}, got); d != "" {
+	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt}, got); d != "" {
 		t.Error(d)
 	}
 }

@@ -21,6 +21,7 @@ const (
 	nodeInterface    = busName + ".Node"
 	sessionInterface = busName + ".Session"
 	deviceInterface  = busName + ".Device"
+	bufferInterface  = busName + ".Buffer"
 
 	managerPath = root + "/Manager"
 	noObject    = dbus.ObjectPath("/") // the null of object paths
@@ -38,6 +39,9 @@ func sessionPath(n int) dbus.ObjectPath {
 	return root + dbus.ObjectPath("/session/"+strconv.Itoa(n))
 }
 func devicePath(n int) dbus.ObjectPath { return root + dbus.ObjectPath("/device/"+strconv.Itoa(n)) }
+func bufferPath(n uint32) dbus.ObjectPath {
+	return root + dbus.ObjectPath("/buffer/"+strconv.FormatUint(uint64(n), 10))
+}
 
 // nameAndText is the type (ss) of LastError.
 type nameAndText struct{ Name, Text string }
@@ -65,7 +69,19 @@ func snapshot(s *daemon.Service) tree {
 			"Session": v(sessionPath(d.SessionID)), "Lun": v(uint64(d.LUN)), "Path": v(d.Path), "UblkId": v(uint32(d.UblkID)), "Size": v(d.Size),
 			"LogicalBlockSize": v(d.LogicalBlockSize), "PhysicalBlockSize": v(d.PhysicalBlockSize), "ReadOnly": v(d.ReadOnly), "Vendor": v(valid(d.Vendor)),
 			"Product": v(valid(d.Product)), "Revision": v(valid(d.Revision)), "Serial": v(valid(d.Serial)), "Wwid": v(valid(d.WWID)), "State": v(d.State),
-			"Queues": v(uint16(d.Queues)), "QueueDepth": v(uint16(d.QueueDepth)),
+			"Queues": v(uint16(d.Queues)), "QueueDepth": v(uint16(d.QueueDepth)), "Tiers": v(tierNames(d)),
+		}}
+	}
+	for _, b := range s.BufferInventory() {
+		registered := []dbus.ObjectPath{}
+		for _, d := range b.Devices {
+			if d.State == api.BufferRegistered {
+				registered = append(registered, devicePath(d.UblkID))
+			}
+		}
+		t[bufferPath(b.ID)] = interfaces{bufferInterface: {
+			"Id": v(b.ID), "Kind": v(b.Kind), "State": v(b.State), "Length": v(b.Length), "PageSize": v(b.PageSize), "Uid": v(b.UID), "Owner": v(b.Owner),
+			"Pid": v(uint32(b.PID)), "Since": v(uint64(max(0, b.Since.UnixMicro()))), "Devices": v(registered),
 		}}
 	}
 	for _, x := range sessions {
@@ -96,6 +112,17 @@ func snapshot(s *daemon.Service) tree {
 		}}
 	}
 	return t
+}
+
+// tierNames lists the ways that a device's requests can go.
+func tierNames(d api.Device) []string {
+	out := []string{}
+	for _, t := range d.Tiers {
+		if t.Possible {
+			out = append(out, t.Name)
+		}
+	}
+	return out
 }
 
 func paths(p []dbus.ObjectPath) []dbus.ObjectPath {
