@@ -285,12 +285,15 @@ func (p *Plane) snapshotBuffers() []ipc.Buffer {
 			ID: b.id, Offset: b.offset, Length: int64(len(b.region.Mem)), Label: b.label, Descriptor: int(b.file.Fd()),
 			Bindings: append([]ipc.BufferBinding{}, b.bound...),
 		}
+		n := 0
 		for i, r := range p.reactors {
 			r.Call(func() {
 				x.Requests += b.shares[i].Requests
 				x.Bytes += b.shares[i].Bytes
+				n += b.shares[i].InFlight
 			})
 		}
+		x.InFlight = &n
 		out = append(out, x)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].ID < out[j].ID })
