@@ -794,11 +794,11 @@ func share() error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Ftruncate(fd, 256<<10); err != nil {
+	if err := unix.Ftruncate(fd, 256<<10+100); err != nil { // the rest is no whole page
 		return err
 	}
 	for i := range int64(2) { // neighbours in the file, wherever they are in memory
-		if _, err := unix.Mmap(fd, i<<17, 128<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		if _, err := unix.Mmap(fd, i<<17, 132<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 			return err
 		}
 	}

@@ -106,10 +106,8 @@ func sharedMemory(pid int, minimum int64) (out []sharedRange, notes []string, er
 			continue
 		}
 		c := sharedRange{memoryFile: mf, offset: m.offset, length: int64(m.end - m.start), name: m.path}
-		// What lies beyond the end of the file has no pages.
-		if over := c.offset + c.length - (mf.size+mf.page-1)/mf.page*mf.page; over > 0 {
-			c.length -= over
-		}
+		// What lies beyond the end of the file has no pages, and a page that it ends in is left out.
+		c.length = min(c.length, mf.size/mf.page*mf.page-c.offset)
 		if c.length <= 0 {
 			_ = f.Close()
 			continue

@@ -114,7 +114,7 @@ func (h *harness) install(t *testing.T, p Package) error {
 		return err
 	}
 	if p.Dir == scenarios {
-		if err := h.guest.InstallPrograms(t.Context(), testbed.Programs...); err != nil {
+		if err := h.guest.InstallPrograms(t.Context(), append([]string{"./examples/sharedmemory"}, testbed.Programs...)...); err != nil {
 			return err
 		}
 	}
