@@ -133,25 +133,15 @@ func (s *Service) isLive(ctx context.Context, r *deviceRecord) (bool, ublk.Featu
 	return info.State == ublk.StateLive && info.ServerTag == s.serverTag(r.Group, r.Unit.LUN), info.Features
 }
 
-// settle finishes or undoes what a daemon that died had begun: devices that are recorded and not served, devices that are stopped and
-// not removed, units of a session that have no device yet.
-func (s *Service) settle(ctx context.Context, pc planeConn) {
+// clean undoes what a daemon that died had begun: devices that are recorded and not served go, and memory that it shared is as it should be. It runs before
+// anybody can log in, and so make a device that is not known here.
+func (s *Service) clean(ctx context.Context, pc planeConn) {
 	known := make(map[int]bool)
-	type job struct {
-		ss   *session
-		dead []*device
-	}
-	var jobs []job
 	s.mu.Lock()
 	for _, ss := range s.sessions {
-		j := job{ss: ss}
-		for id, d := range ss.devices {
+		for id := range ss.devices {
 			known[id] = true
-			if d.state == api.DeviceDead {
-				j.dead = append(j.dead, d)
-			}
 		}
-		jobs = append(jobs, j)
 	}
 	s.mu.Unlock()
 	for id, r := range s.readDevices() {
@@ -160,9 +150,27 @@ func (s *Service) settle(ctx context.Context, pc planeConn) {
 		}
 	}
 	s.sweep(ctx, pc, known)
-	s.restoreBuffers(ctx, pc) // before devices are made, which register early what there is
+	s.restoreBuffers(ctx, pc) // devices register early what there is when they are made
+}
+
+// settle finishes what a daemon that died had begun: devices that are stopped and not removed go, units of a session that have no device get one.
+func (s *Service) settle(ctx context.Context, pc planeConn) {
+	type job struct {
+		ss   *session
+		dead []*device
+	}
+	var jobs []job
 	s.mu.Lock()
 	s.kickAllLocked()
+	for _, ss := range s.sessions {
+		j := job{ss: ss}
+		for _, d := range ss.devices {
+			if d.state == api.DeviceDead {
+				j.dead = append(j.dead, d)
+			}
+		}
+		jobs = append(jobs, j)
+	}
 	s.mu.Unlock()
 	for _, j := range jobs {
 		s.mu.Lock()

@@ -315,9 +315,9 @@ func (s *Service) runTidy(ctx context.Context, b *buffer) {
 // tidy makes a returned slice free, if nobody holds it and nothing is in flight in it. Preconditions: the arena's lock is held.
 func (s *Service) tidy(ctx context.Context, pc planeConn, b *buffer) {
 	s.mu.Lock()
-	st := b.slice
+	st, removing := b.slice, b.removing
 	s.mu.Unlock()
-	if st.state != api.BufferReturned {
+	if st.state != api.BufferReturned || removing {
 		return
 	}
 	// First who holds it, then what is in flight: nothing new can begin in between.

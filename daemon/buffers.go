@@ -81,6 +81,7 @@ type buffer struct {
 	parts []bufferPart
 
 	inPlane  bool // the data plane has all parts
+	partly   bool // it has, or may have, some
 	removing bool
 	gone     chan struct{} // closed when nothing is left
 	slice    sliceState    // of kind slice
@@ -322,7 +323,7 @@ func (s *Service) Adopt(ctx context.Context, r api.BufferAdoptRequest) (api.Buff
 	if minimum == 0 {
 		minimum = minimumMapping
 	}
-	if r.PID == os.Getpid() {
+	if r.PID == os.Getpid() || r.PID == s.plane.status().PID {
 		return reply, api.Errorf(api.ErrInvalidArgs, "process %d is the daemon itself", r.PID)
 	}
 	p, err := openProcess(r.PID, 0)
@@ -407,6 +408,9 @@ func (s *Service) addBuffer(ctx context.Context, b *buffer, o Owner) error {
 
 // give hands a buffer to the data plane, and has it registered with the devices.
 func (s *Service) give(ctx context.Context, pc planeConn, b *buffer) error {
+	s.mu.Lock()
+	b.partly = true
+	s.mu.Unlock()
 	for i, p := range b.parts {
 		l := b.label
 		l.Part = i
@@ -595,9 +599,9 @@ func (s *Service) runRemoval(ctx context.Context, b *buffer) {
 		for dm := range s.mem.devices {
 			held = held || dm.has(b)
 		}
-		inPlane := b.inPlane
+		partly := b.partly
 		s.mu.Unlock()
-		if !held && (!inPlane || s.takeFromPlane(ctx, b)) {
+		if !held && (!partly || s.takeFromPlane(ctx, b)) {
 			break
 		}
 		select {
@@ -612,6 +616,11 @@ func (s *Service) runRemoval(ctx context.Context, b *buffer) {
 	s.settleBuffer(b.ID)
 	s.mu.Lock()
 	delete(s.mem.buffers, b.ID)
+	for dm := range s.mem.devices {
+		for _, p := range b.parts {
+			delete(dm.failed, p.id)
+		}
+	}
 	last := true
 	for _, x := range s.mem.buffers {
 		last = last && (b.PID == 0 || x.PID != b.PID)
@@ -631,7 +640,7 @@ func (s *Service) runRemoval(ctx context.Context, b *buffer) {
 func (s *Service) takeFromPlane(ctx context.Context, b *buffer) bool {
 	pc, err := s.plane.now()
 	if err != nil {
-		return false // it comes back, or its end makes inPlane false
+		return false // it comes back, or its end makes partly false
 	}
 	for _, p := range b.parts {
 		err := s.run(ctx, func(ctx context.Context) error {
@@ -840,7 +849,7 @@ func (s *Service) adoptBuffers(pc planeConn, st ipc.State) {
 	var strange []uint32
 	s.mu.Lock()
 	for _, b := range s.mem.buffers {
-		b.inPlane = false
+		b.inPlane, b.partly = false, false
 	}
 	s.mu.Unlock()
 	here := make(map[uint32]int) // parts of each buffer
@@ -912,7 +921,10 @@ func (s *Service) adoptBuffers(pc planeConn, st ipc.State) {
 	s.mu.Lock()
 	for id, n := range here {
 		b := s.mem.buffers[id]
-		b.inPlane = n == len(b.parts) || slices.Contains(removing, b)
+		b.inPlane, b.partly = n == len(b.parts), true
+		if !b.inPlane && !b.removing && !slices.Contains(removing, b) {
+			removing = append(removing, b)
+		}
 	}
 	s.changedLocked()
 	s.mu.Unlock()
@@ -963,7 +975,7 @@ func (s *Service) loseBuffers() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.mem.buffers {
-		b.inPlane = false
+		b.inPlane, b.partly = false, false
 	}
 	for dm := range s.mem.devices {
 		s.dropMemoryLocked(dm)

@@ -300,11 +300,11 @@ func TestBufferMisuse(t *testing.T) {
 	if _, err := d.AddClient(ctx, alice, memfd(t, 4096, unix.F_SEAL_SHRINK), nil); err == nil || !strings.Contains(err.Error(), "bad address") {
 		t.Errorf("driver refuses: %v", err)
 	}
-	l.Plane.Fail(ipc.MethodBufferAdd, &ipc.Error{Code: api.ErrLimitsExceeded, Text: "no room for a registration"})
+	l.Plane.Fail(ipc.MethodBufferAdd, 0, &ipc.Error{Code: api.ErrLimitsExceeded, Text: "no room for a registration"})
 	if _, err := d.AddClient(ctx, alice, memfd(t, 4096, unix.F_SEAL_SHRINK), nil); !api.Is(err, api.ErrLimitsExceeded) {
 		t.Errorf("data plane refuses: %v", err)
 	}
-	l.Plane.Fail(ipc.MethodBufferBind, &ipc.Error{Code: "NotFound", Text: "no"})
+	l.Plane.Fail(ipc.MethodBufferBind, 0, &ipc.Error{Code: "NotFound", Text: "no"})
 	if _, err := d.AddClient(ctx, alice, memfd(t, 4096, unix.F_SEAL_SHRINK), nil); !api.Is(err, api.ErrNotFound) {
 		t.Errorf("data plane refuses to bind: %v", err)
 	}
@@ -314,6 +314,55 @@ func TestBufferMisuse(t *testing.T) {
 	eventually(t, d, "only the arena", func() bool { return len(d.Buffers(ctx).Buffers) == 2 && len(l.Plane.Buffers()) == 2 })
 	if _, err := d.Logout(ctx, api.LogoutRequest{Session: iqn}); err != nil {
 		t.Fatal(err)
+	}
+	l.clean()
+}
+
+// Memory that is longer than one command to the driver takes goes in parts, all or none.
+func TestBufferParts(t *testing.T) {
+	l := newLab(t)
+	l.Config.SharedArena, l.Config.SharedLimit = 0, 16<<10
+	d := l.start()
+	ctx := context.Background()
+	l.login(d)
+	path := shm(t, 9<<30) // nothing of it is touched
+	l.Plane.Fail(ipc.MethodBufferAdd, 1, &ipc.Error{Code: api.ErrLimitsExceeded, Text: "no room"})
+	if _, err := d.AddPath(ctx, api.BufferAddRequest{Path: path}); !api.Is(err, api.ErrLimitsExceeded) {
+		t.Errorf("second part refused: %v", err)
+	}
+	if left := l.Plane.Buffers(); len(left) != 0 {
+		t.Errorf("left: %+v", left)
+	}
+	r, err := d.AddPath(ctx, api.BufferAddRequest{Path: path})
+	if err != nil || len(r.Buffers) != 1 || r.Buffers[0].Length != 9<<30 || r.Buffers[0].Requests != 21 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	l.wantRegistered(d, 3, 3)
+	var lengths []int64
+	for _, b := range l.Plane.Buffers() {
+		lengths = append(lengths, b.Length)
+	}
+	if want := []int64{4 << 30, 4 << 30, 1 << 30}; !slices.Equal(lengths, want) {
+		t.Errorf("parts of %v bytes, want %v", lengths, want)
+	}
+	d.Kill()
+	d = l.start()
+	if got := d.Buffers(ctx).Buffers; len(got) != 1 || got[0].ID != r.Buffers[0].ID || got[0].Length != 9<<30 || got[0].State != api.BufferReady {
+		t.Errorf("after a restart: %+v", got)
+	}
+	next, err := d.AddPath(ctx, api.BufferAddRequest{Path: shm(t, 4096)})
+	if err != nil || next.Buffers[0].ID != r.Buffers[0].ID+3 {
+		t.Errorf("next: %+v, %v", next, err)
+	}
+	for _, id := range []uint32{r.Buffers[0].ID, next.Buffers[0].ID} {
+		if _, err := d.RemoveBuffer(ctx, id, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	l.wantRegistered(d, 0, 0)
+	eventually(t, d, "the end", func() bool { return len(l.Plane.Buffers()) == 0 })
+	if _, err := d.Logout(ctx, api.LogoutRequest{Session: iqn}); err != nil {
+		t.Error(err)
 	}
 	l.clean()
 }

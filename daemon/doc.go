@@ -12,6 +12,7 @@
 //	kernel      SET_PARAMS
 //	files       RUN/devices/N.*  written before the device can be seen
 //	data plane  attach           queues fetch
+//	kernel      REG_BUF          for each piece of shared memory: nothing has to stop yet; then data plane  bind
 //	kernel      START_DEV        /dev/ublkbN appears, and udev reads it at once
 //
 // Logout goes the other way: TRY_STOP_DEV (refused while somebody has the device open), detach, DEL_DEV, files, logout. Each step
@@ -23,6 +24,16 @@
 // truth about sessions is in the data plane, about devices in the kernel, and about which device is which unit in both the data plane
 // and RUN/devices. A starting daemon reads all three ([Service] adopt.go) and finishes or undoes what a dead one left half-done: a session that is
 // there gets its missing devices, also one whose logout was cut short, and a device that no session serves is deleted.
+//
+// # Shared memory
+//
+// buffers.go is the registry of memory that programs share with the data plane, registration.go brings each device in step with it, arena.go lends slices of
+// the daemon's own, memory.go and process.go know about files and processes. docs/shared-memory.md is for those who use it. The order that
+// must hold, for each device and buffer:
+//
+//	data plane buffer-add -> REG_BUF -> bind ... UNREG_BUF -> unbind -> data plane buffer-remove
+//
+// A client's memory is mapped here only for the length of REG_BUF, and touched never; only slices are written, when they come back.
 //
 // # Locks
 //
@@ -36,5 +47,7 @@
 //     each has a deadline here, and none is issued under Service.mu.
 //   - This process never opens a /dev/ublkbN. Who uses a device is read from /proc and /sys.
 //   - DEL_DEV waits until the data plane has closed the character device: detach first.
+//   - REG_BUF and UNREG_BUF stop a device's requests and wait without interrupt: only while its session is up, and never two for one device.
+//   - Anybody may send descriptors over the bus, and memory that changes its size or its pages while it is looked at.
 //   - A target may say anything. Names are checked before they are stored or printed, and never become paths.
 package daemon

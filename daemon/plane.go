@@ -177,6 +177,7 @@ func (p *plane) run(ctx context.Context, ready func()) {
 			pause = min(2*pause, maxPause)
 			continue
 		}
+		p.s.clean(ctx, c)
 		p.set(api.DataPlaneUp, c, "")
 		p.s.settle(ctx, c)
 		say()

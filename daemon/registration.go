@@ -242,7 +242,7 @@ func (s *Service) nextLocked(dm *deviceMemory) func(context.Context) bool {
 		used = used || b != nil && !b.idle()
 	}
 	if used != dm.used && !w.starting {
-		return func(ctx context.Context) bool { return s.tune(ctx, dm, used) }
+		return func(ctx context.Context) bool { return s.tune(ctx, w, used) }
 	}
 	return nil
 }
@@ -446,10 +446,11 @@ func bindings(st ipc.State, id int) map[uint32]int {
 
 // tune sets a live device up for memory that somebody uses, or back: requests that are merged have their data in several places, which the
 // driver does not recognise.
-func (s *Service) tune(ctx context.Context, dm *deviceMemory, used bool) bool {
+func (s *Service) tune(ctx context.Context, dm work, used bool) bool {
 	var since ipc.TierCount
 	if used {
-		if st, err := s.plane.state(ctx); err == nil {
+		var st ipc.State
+		if err := s.run(ctx, func(ctx context.Context) error { return dm.conn.call(ctx, ipc.MethodState, ipc.Empty{}, &st) }); err == nil {
 			for _, d := range st.Devices {
 				if d.UblkID == dm.ublkID {
 					since = tierRequests(d.Queues)

@@ -50,7 +50,7 @@ type Plane struct {
 	faults  []string
 	attach  error // next Attach fails with it
 	starts  int
-	fail    map[string]error // next request of a method fails with it
+	fail    map[string]*failing // requests of a method
 	buffers map[uint32]*planeBuffer
 	busy    int  // requests that are said to be in flight in all memory
 	silent  bool // does not count them by buffer
@@ -66,15 +66,21 @@ type planeBuffer struct {
 func NewPlane() *Plane {
 	return &Plane{
 		Reactors: 2, RDMA: []string{"rxe0"}, targets: make(map[string]*Target), groups: make(map[string]*ipc.Group), devices: make(map[int]*ipc.Device),
-		stopped: make(map[int]bool), fail: make(map[string]error), buffers: make(map[uint32]*planeBuffer),
+		stopped: make(map[int]bool), fail: make(map[string]*failing), buffers: make(map[uint32]*planeBuffer),
 	}
 }
 
-// Fail makes the next request of a method fail.
-func (p *Plane) Fail(method string, err error) {
+// failing is a request that is going to fail.
+type failing struct {
+	before int // requests that succeed
+	err    error
+}
+
+// Fail makes a request of a method fail, after some that do not.
+func (p *Plane) Fail(method string, before int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.fail[method] = err
+	p.fail[method] = &failing{before, err}
 }
 
 // Busy says that n requests are in flight in all memory; a negative number says nothing about it, while each device has some in flight.
@@ -250,12 +256,15 @@ func (p *Plane) LoseDevice(id int) {
 // Handle answers the control plane.
 func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage) (any, error) {
 	p.mu.Lock()
-	err := p.fail[method]
-	delete(p.fail, method)
-	p.mu.Unlock()
-	if err != nil {
-		return nil, err
+	f := p.fail[method]
+	if f != nil {
+		if f.before--; f.before < 0 {
+			delete(p.fail, method)
+			p.mu.Unlock()
+			return nil, f.err
+		}
 	}
+	p.mu.Unlock()
 	switch method {
 	case ipc.MethodBufferAdd, ipc.MethodBufferRemove:
 		return p.buffer(ctx, method, body)
