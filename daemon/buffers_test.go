@@ -984,3 +984,56 @@ func TestAdopt(t *testing.T) {
 	}
 	l.clean()
 }
+
+// Slices of huge pages stay with the user who had them, since nobody can tell whether that user still has them; another user gets a new one.
+func TestArenaHuge(t *testing.T) {
+	const knob = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+	old, err := os.ReadFile(knob)
+	if err == nil && os.Getenv("GUEST") != "inside" {
+		err = errors.New("only the guest's memory is touched")
+	}
+	if err == nil {
+		err = os.WriteFile(knob, []byte("8"), 0)
+	}
+	if now, _ := os.ReadFile(knob); err == nil && strings.TrimSpace(string(now)) != "8" {
+		err = fmt.Errorf("%s huge pages of 8", now)
+	}
+	require.Need(t, "guest", err)
+	t.Cleanup(func() { _ = os.WriteFile(knob, old, 0) })
+	l := newLab(t)
+	l.Config.SharedArena = 4
+	d := l.start()
+	ctx := context.Background()
+	d.BusJoined("bus", func(string) bool { return true })
+	l.login(d)
+	fd, err := unix.MemfdCreate("probe", unix.MFD_HUGETLB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
+	_ = unix.Close(fd)
+	told := !errors.Is(err, unix.EINVAL) // some kernels tell
+	var last uint32
+	for i, o := range []daemon.Owner{alice, alice, bob} {
+		b, f, err := d.Borrow(ctx, o)
+		if err != nil || b.PageSize != 2<<20 {
+			t.Fatalf("%+v, %v", b, err)
+		}
+		if i > 0 && (b.ID == last) != (o == alice || told) {
+			t.Errorf("slice %d for %s after slice %d", b.ID, o.Name, last)
+		}
+		last = b.ID
+		m := mapAll(t, f)
+		if !bytes.Equal(m[:100], make([]byte, 100)) {
+			t.Errorf("not overwritten: %q", m[:100])
+		}
+		copy(m, o.Name)
+		unmap(t, m)
+		d.OwnerGone(o.Name)
+		eventually(t, d, "a free slice", func() bool { return d.Buffers(ctx).Arena.Free == 1 })
+		l.wantRegistered(d, 1, 1)
+	}
+	if _, err := d.Logout(ctx, api.LogoutRequest{Session: iqn}); err != nil {
+		t.Error(err)
+	}
+}
