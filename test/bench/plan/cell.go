@@ -1,0 +1,207 @@
+package plan
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Initiator is what logs in, and how the application's memory is made.
+type Initiator string
+
+// The initiators. The name is the last element of a cell's.
+const (
+	Iserd    Initiator = "iserd"     // ours, ordinary memory
+	Shared   Initiator = "shared"    // ours over iSER, the application's memory registered with iserctl buffer add
+	IbIser   Initiator = "ib_iser"   // the kernel's over iSER, with open-iscsi
+	ISCSITCP Initiator = "iscsi_tcp" // the kernel's over TCP, with open-iscsi
+	Libiscsi Initiator = "libiscsi"  // iscsi-perf of libiscsi: no block device, no fio
+	NullBlk  Initiator = "null_blk"  // no initiator: what fio and the block layer cost
+)
+
+// Ours tells whether the initiator is this project.
+func (i Initiator) Ours() bool { return i == Iserd || i == Shared }
+
+// Kind is the way in which a cell is measured.
+type Kind string
+
+// The kinds of cell.
+const (
+	KindFio      Kind = "fio"      // fio on a device, or iscsi-perf
+	KindDevices  Kind = "devices"  // fio with many devices present
+	KindIdle     Kind = "idle"     // nothing to do for a long time
+	KindMemory   Kind = "memory"   // memory of the daemon's processes
+	KindCreation Kind = "creation" // login and logout of many units
+)
+
+// Job is what fio does.
+type Job struct {
+	BlockSize int  // bytes
+	Depth     int  // requests in flight of each job
+	Jobs      int  // threads
+	Write     bool // else read
+	Random    bool
+}
+
+// Cell is one thing to measure: one job with one initiator, or one of the other kinds.
+type Cell struct {
+	Name      string // unique; elements separated by slashes, the last is the initiator
+	Kind      Kind
+	Transport string // "iser", "tcp", or "" where there is none
+	Initiator Initiator
+	Job       Job
+	Devices   int  // logical units of the target
+	Targets   int  // targets, each with Devices/Targets units; 1 when 0
+	Spread    bool // I/O goes to all devices instead of one
+}
+
+// Group is the name without the initiator: cells of one group are measured in turns and compared.
+func (c Cell) Group() string { return c.Name[:strings.LastIndexByte(c.Name, '/')] }
+
+// SizeText writes a block size as fio does: 512, 4k, 1m.
+func SizeText(n int) string {
+	switch {
+	case n >= 1<<20 && n%(1<<20) == 0:
+		return fmt.Sprintf("%dm", n>>20)
+	case n >= 1<<10 && n%(1<<10) == 0:
+		return fmt.Sprintf("%dk", n>>10)
+	}
+	return fmt.Sprint(n)
+}
+
+func (j Job) direction() string {
+	if j.Write {
+		return "write"
+	}
+	return "read"
+}
+
+// RW is fio's name for the access pattern.
+func (j Job) RW() string {
+	if j.Random {
+		return "rand" + j.direction()
+	}
+	return j.direction()
+}
+
+// spec is the element of a name that describes the job, without direction.
+func (j Job) spec() string {
+	s := fmt.Sprintf("%s-qd%d", SizeText(j.BlockSize), j.Depth)
+	if j.Jobs > 1 {
+		s += fmt.Sprintf("x%d", j.Jobs)
+	}
+	return s
+}
+
+// What the axes of the plots are.
+var (
+	Sizes   = []int{512, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20} // bytes
+	Depths  = []int{1, 2, 4, 8, 16, 32, 64}
+	Counts  = []int{1, 10, 100} // devices
+	SizesQD = 8                 // depth at which sizes are compared
+)
+
+// jobs are those of the comparison with the peers.
+var jobs = []Job{
+	{BlockSize: 4 << 10, Depth: 1, Jobs: 1, Random: true},
+	{BlockSize: 4 << 10, Depth: 32, Jobs: 1, Random: true},
+	{BlockSize: 4 << 10, Depth: 32, Jobs: 4, Random: true},
+	{BlockSize: 128 << 10, Depth: 16, Jobs: 1},
+	{BlockSize: 512 << 10, Depth: 8, Jobs: 1},
+}
+
+// both are the two directions of a job.
+func both(j Job) []Job {
+	w := j
+	w.Write = true
+	return []Job{j, w}
+}
+
+// initiators are those that are compared over a transport.
+func initiators(transport string) []Initiator {
+	if transport == "tcp" {
+		return []Initiator{Iserd, ISCSITCP}
+	}
+	return []Initiator{Iserd, Shared, IbIser}
+}
+
+// All returns every cell, in the order in which they are measured.
+func All() []Cell {
+	var cells []Cell
+	add := func(c Cell, prefix string) {
+		c.Name = prefix + "/" + string(c.Initiator)
+		cells = append(cells, c)
+	}
+	for _, t := range []string{"iser", "tcp"} {
+		for _, base := range jobs {
+			for _, j := range both(base) {
+				name := strings.Join([]string{t, j.spec(), j.direction()}, "/")
+				for _, i := range initiators(t) {
+					add(Cell{Kind: KindFio, Transport: t, Initiator: i, Job: j, Devices: 1}, name)
+				}
+				// iscsi-perf only reads.
+				if !j.Write && j.BlockSize == 4<<10 && j.Depth == 32 && j.Jobs == 1 {
+					add(Cell{Kind: KindFio, Transport: t, Initiator: Libiscsi, Job: j, Devices: 1}, name)
+				}
+			}
+		}
+	}
+	for _, j := range both(jobs[1]) {
+		add(Cell{Kind: KindFio, Initiator: NullBlk, Job: j, Devices: 1}, "null/"+j.spec()+"/"+j.direction())
+	}
+	return cells
+}
+
+// Select returns the cells whose names a pattern matches. A pattern is a list separated by commas; each is a name of which every element is
+// a regular expression for the whole element, and elements left out at the end match all.
+func Select(cells []Cell, pattern string) ([]Cell, error) {
+	if pattern == "" {
+		return cells, nil
+	}
+	taken := make([]bool, len(cells))
+	for _, p := range strings.Split(pattern, ",") {
+		var res []*regexp.Regexp
+		for _, e := range strings.Split(strings.TrimSpace(p), "/") {
+			re, err := regexp.Compile("^(?:" + e + ")$")
+			if err != nil {
+				return nil, fmt.Errorf("pattern %q: %w", p, err)
+			}
+			res = append(res, re)
+		}
+		found := false
+		for i, c := range cells {
+			parts := strings.Split(c.Name, "/")
+			ok := len(res) <= len(parts)
+			for k := 0; ok && k < len(res); k++ {
+				ok = res[k].MatchString(parts[k])
+			}
+			taken[i] = taken[i] || ok
+			found = found || ok
+		}
+		if !found {
+			return nil, fmt.Errorf("no cell matches %q; -list shows their names", p)
+		}
+	}
+	var out []Cell
+	for i, c := range cells {
+		if taken[i] {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+// Groups splits cells into groups that are measured in turns, in the order of their first member.
+func Groups(cells []Cell) [][]Cell {
+	var out [][]Cell
+	for _, c := range cells {
+		i := slices.IndexFunc(out, func(g []Cell) bool { return g[0].Group() == c.Group() })
+		if i < 0 {
+			out = append(out, []Cell{c})
+		} else {
+			out[i] = append(out[i], c)
+		}
+	}
+	return out
+}
