@@ -41,7 +41,7 @@ func (p probe) read() (c counters, err error) {
 	if c.switches, err = contextSwitches(); err != nil {
 		return c, err
 	}
-	if c.idle, err = idleTime(); err != nil {
+	if c.idle, err = readIdleTime(); err != nil {
 		return c, err
 	}
 	if p.daemon != 0 {
@@ -99,8 +99,8 @@ func contextSwitches() (uint64, error) {
 	return strconv.ParseUint(line, 10, 64)
 }
 
-// idleTime is that of /proc/uptime, in steps of 10 ms.
-func idleTime() (time.Duration, error) {
+// readIdleTime returns the idle time of all CPUs (/proc/uptime), in steps of 10 ms.
+func readIdleTime() (time.Duration, error) {
 	text, err := readFile("/proc/uptime")
 	if err != nil {
 		return 0, err

@@ -75,9 +75,9 @@ func fioArguments(c plan.Cell, paths []string, seconds float64) []string {
 	return args
 }
 
-// measureFio runs fio once, and once more with the tracer when asked for.
-func (b *bench) measureFio(ctx context.Context, c plan.Cell) (map[string]float64, string, error) {
-	if err := b.site.need(ctx, want{initiator: c.Initiator, transport: c.Transport, devices: c.Devices, targets: c.Targets}); err != nil {
+// measureFio runs fio once, and in the first run once more with the tracer when asked for.
+func (b *bench) measureFio(ctx context.Context, c plan.Cell, run int) (map[string]float64, string, error) {
+	if err := b.site.need(ctx, wantOf(c)); err != nil {
 		return nil, "", err
 	}
 	paths := b.site.paths
@@ -90,7 +90,7 @@ func (b *bench) measureFio(ctx context.Context, c plan.Cell) (map[string]float64
 		}
 	}
 	values, err := b.timed(ctx, c, paths)
-	if err != nil || !b.order.Trace || !c.Initiator.Ours() {
+	if err != nil || !b.order.Trace || c.Once || run > 1 || !c.Initiator.Ours() {
 		return values, "", err
 	}
 	detail, err := b.traced(ctx, c, paths, values)
@@ -112,8 +112,8 @@ func (b *bench) timed(ctx context.Context, c plan.Cell, paths []string) (map[str
 		p.daemon = b.site.iserd.plane
 	}
 	var before, after counters
-	out, err := whileRunning(ctx, c, paths, b.order.Seconds, func() (err error) { before, err = p.read(); return err },
-		func() (err error) { after, err = p.read(); return err })
+	out, err := whileRunning(ctx, c, paths, b.order.SecondsOf(c), func(int) (err error) { before, err = p.read(); return err },
+		func(int) (err error) { after, err = p.read(); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (b *bench) timed(ctx context.Context, c plan.Cell, paths []string) (map[str
 
 // whileRunning runs fio and calls begin shortly after its first I/O, and end when four fifths of its time have passed since. It returns what
 // fio prints.
-func whileRunning(ctx context.Context, c plan.Cell, paths []string, seconds float64, begin, end func() error) (string, error) {
+func whileRunning(ctx context.Context, c plan.Cell, paths []string, seconds float64, begin, end func(fio int) error) (string, error) {
 	idle := probe{paths: paths}
 	start, err := idle.sectors()
 	if err != nil {
@@ -183,11 +183,11 @@ func whileRunning(ctx context.Context, c plan.Cell, paths []string, seconds floa
 	}
 	whole := time.Duration(seconds * float64(time.Second))
 	time.Sleep(whole / 20)
-	if err := begin(); err != nil {
+	if err := begin(cmd.Process.Pid); err != nil {
 		return fail(err)
 	}
 	time.Sleep(whole * 4 / 5)
-	if err := end(); err != nil {
+	if err := end(cmd.Process.Pid); err != nil {
 		return fail(err)
 	}
 	select {

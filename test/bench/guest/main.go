@@ -64,12 +64,12 @@ func (b *bench) run(ctx context.Context) error {
 				slices.Reverse(turn)
 			}
 			for _, c := range turn {
-				if dropped[c.Name] {
+				if dropped[c.Name] || c.Once && run > 1 {
 					continue
 				}
 				r := plan.Report{Cell: c.Name, Run: run}
 				var err error
-				r.Values, r.Detail, err = b.measure(ctx, c)
+				r.Values, r.Detail, r.Profile, err = b.measure(ctx, c, run)
 				var skip skipError
 				if errors.As(err, &skip) {
 					r.Skip = string(skip)
@@ -97,15 +97,26 @@ func (b *bench) close(ctx context.Context) error {
 	return errors.Join(b.tracer.close(), b.site.close(ctx))
 }
 
-func (b *bench) measure(ctx context.Context, c plan.Cell) (map[string]float64, string, error) {
+func (b *bench) measure(ctx context.Context, c plan.Cell, run int) (v map[string]float64, detail string, p *plan.Profile, err error) {
 	switch c.Kind {
 	case plan.KindFio:
 		if c.Initiator == plan.Libiscsi {
-			return b.measureLibiscsi(ctx, c)
+			v, err = b.measureLibiscsi(ctx, c)
+		} else {
+			v, detail, err = b.measureFio(ctx, c, run)
 		}
-		return b.measureFio(ctx, c)
+	case plan.KindShare:
+		v, p, err = b.measureShare(ctx, c)
+	case plan.KindIdle:
+		v, detail, err = b.measureIdle(ctx, c)
+	case plan.KindMemory:
+		v, detail, err = b.measureMemory(ctx, c)
+	case plan.KindCreation:
+		v, err = b.measureCreation(ctx, c)
+	default:
+		err = fmt.Errorf("cells of kind %q are unknown here", c.Kind)
 	}
-	return nil, "", fmt.Errorf("cells of kind %q are unknown here", c.Kind)
+	return v, detail, p, err
 }
 
 // run executes a program and returns what it prints.

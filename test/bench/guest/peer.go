@@ -141,9 +141,9 @@ func parseIscsiPerf(out string) (float64, error) {
 }
 
 // measureLibiscsi runs iscsi-perf, which is initiator and load in one process.
-func (b *bench) measureLibiscsi(ctx context.Context, c plan.Cell) (map[string]float64, string, error) {
-	if err := b.site.need(ctx, want{initiator: plan.Libiscsi, transport: c.Transport, devices: c.Devices, targets: c.Targets}); err != nil {
-		return nil, "", err
+func (b *bench) measureLibiscsi(ctx context.Context, c plan.Cell) (map[string]float64, error) {
+	if err := b.site.need(ctx, wantOf(c)); err != nil {
+		return nil, err
 	}
 	url := "iscsi://" + tcpPortal
 	if c.Transport == "iser" {
@@ -157,11 +157,11 @@ func (b *bench) measureLibiscsi(ctx context.Context, c plan.Cell) (map[string]fl
 	}
 	out, err := run(ctx, "iscsi-perf", append(args, url+"/"+targetName(0)+"/0")...)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	iops, err := parseIscsiPerf(out)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	return map[string]float64{plan.IOPS: iops, plan.Kinsn: 1e6 / iops}, "", nil
+	return map[string]float64{plan.IOPS: iops, plan.Kinsn: 1e6 / iops}, nil
 }

@@ -32,6 +32,10 @@ type want struct {
 	targets   int
 }
 
+func wantOf(c plan.Cell) want {
+	return want{initiator: c.Initiator, transport: c.Transport, devices: c.Devices, targets: c.Targets}
+}
+
 // site is the targets and whoever is logged in to them: one initiator at a time.
 type site struct {
 	have    want

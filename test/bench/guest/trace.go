@@ -248,8 +248,8 @@ func (b *bench) traced(ctx context.Context, c plan.Cell, paths []string, v map[s
 	}
 	p := probe{paths: paths}
 	var before, after hits
-	_, err := whileRunning(ctx, c, paths, min(b.order.Seconds, traceSeconds), func() (err error) { before, err = b.tracer.read(pid, p); return err },
-		func() (err error) { after, err = b.tracer.read(pid, p); return err })
+	_, err := whileRunning(ctx, c, paths, min(b.order.Seconds, traceSeconds), func(int) (err error) { before, err = b.tracer.read(pid, p); return err },
+		func(int) (err error) { after, err = b.tracer.read(pid, p); return err })
 	if err = errors.Join(err, b.tracer.stop()); err != nil {
 		return "", fmt.Errorf("tracing: %w", err)
 	}

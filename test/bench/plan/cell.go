@@ -29,10 +29,20 @@ type Kind string
 // The kinds of cell.
 const (
 	KindFio      Kind = "fio"      // fio on a device, or iscsi-perf
-	KindDevices  Kind = "devices"  // fio with many devices present
 	KindIdle     Kind = "idle"     // nothing to do for a long time
-	KindMemory   Kind = "memory"   // memory of the daemon's processes
+	KindMemory   Kind = "memory"   // memory of the initiator's processes
 	KindCreation Kind = "creation" // login and logout of many units
+	KindShare    Kind = "share"    // fio, with every instruction of the machine attributed to its place in the code
+)
+
+// Machine is the guest that a cell is measured in.
+type Machine string
+
+// The machines. A boot serves all cells of one.
+const (
+	Counting  Machine = "counting"  // one CPU; guest time counts instructions
+	Profiling Machine = "profiling" // the same with QEMU's plugin, several times slower to watch
+	Ordinary  Machine = "ordinary"  // two CPUs; guest time is wall time
 )
 
 // Job is what fio does.
@@ -54,6 +64,18 @@ type Cell struct {
 	Devices   int  // logical units of the target
 	Targets   int  // targets, each with Devices/Targets units; 1 when 0
 	Spread    bool // I/O goes to all devices instead of one
+	Once      bool // a point of a plot: one run is enough
+}
+
+// Machine returns the guest that the cell is measured in.
+func (c Cell) Machine() Machine {
+	switch c.Kind {
+	case KindCreation:
+		return Ordinary
+	case KindShare:
+		return Profiling
+	}
+	return Counting
 }
 
 // Group is the name without the initiator: cells of one group are measured in turns and compared.
@@ -96,10 +118,11 @@ func (j Job) spec() string {
 
 // What the axes of the plots are.
 var (
-	Sizes   = []int{512, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20} // bytes
-	Depths  = []int{1, 2, 4, 8, 16, 32, 64}
-	Counts  = []int{1, 10, 100} // devices
-	SizesQD = 8                 // depth at which sizes are compared
+	Sizes  = []int{512, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20} // bytes
+	Depths = []int{1, 2, 4, 8, 16, 32, 64}
+	Counts = []int{1, 10, 100} // devices
+
+	SizesDepth = 8 // requests in flight where sizes are compared
 )
 
 // jobs are those of the comparison with the peers.
@@ -110,6 +133,12 @@ var jobs = []Job{
 	{BlockSize: 128 << 10, Depth: 16, Jobs: 1},
 	{BlockSize: 512 << 10, Depth: 8, Jobs: 1},
 }
+
+// headline is the job that is looked at most closely.
+var headline = jobs[1]
+
+// transports are what a session can go over.
+var transports = []string{"iser", "tcp"}
 
 // both are the two directions of a job.
 func both(j Job) []Job {
@@ -129,26 +158,65 @@ func initiators(transport string) []Initiator {
 // All returns every cell, in the order in which they are measured.
 func All() []Cell {
 	var cells []Cell
-	add := func(c Cell, prefix string) {
-		c.Name = prefix + "/" + string(c.Initiator)
-		cells = append(cells, c)
+	add := func(group string, c Cell, who ...Initiator) {
+		for _, i := range who {
+			c.Initiator, c.Name = i, group+"/"+string(i)
+			cells = append(cells, c)
+		}
 	}
-	for _, t := range []string{"iser", "tcp"} {
+	// The comparison with the peers, and the floor.
+	for _, t := range transports {
 		for _, base := range jobs {
 			for _, j := range both(base) {
-				name := strings.Join([]string{t, j.spec(), j.direction()}, "/")
-				for _, i := range initiators(t) {
-					add(Cell{Kind: KindFio, Transport: t, Initiator: i, Job: j, Devices: 1}, name)
-				}
-				// iscsi-perf only reads.
-				if !j.Write && j.BlockSize == 4<<10 && j.Depth == 32 && j.Jobs == 1 {
-					add(Cell{Kind: KindFio, Transport: t, Initiator: Libiscsi, Job: j, Devices: 1}, name)
+				group := strings.Join([]string{t, j.spec(), j.direction()}, "/")
+				c := Cell{Kind: KindFio, Transport: t, Job: j, Devices: 1}
+				add(group, c, initiators(t)...)
+				if base == headline && !j.Write { // iscsi-perf only reads
+					add(group, c, Libiscsi)
 				}
 			}
 		}
 	}
-	for _, j := range both(jobs[1]) {
-		add(Cell{Kind: KindFio, Initiator: NullBlk, Job: j, Devices: 1}, "null/"+j.spec()+"/"+j.direction())
+	for _, j := range both(headline) {
+		add("null/"+j.spec()+"/"+j.direction(), Cell{Kind: KindFio, Job: j, Devices: 1}, NullBlk)
+	}
+	// Where the instructions go.
+	for _, j := range both(headline) {
+		group := "share/" + j.spec() + "/" + j.direction()
+		add(group, Cell{Kind: KindShare, Job: j, Devices: 1}, NullBlk)
+		for _, t := range transports {
+			add(group+"/"+t, Cell{Kind: KindShare, Transport: t, Job: j, Devices: 1}, initiators(t)...)
+		}
+	}
+	// By block size, and by depth.
+	for _, t := range transports {
+		for _, n := range Sizes {
+			for _, j := range both(Job{BlockSize: n, Depth: SizesDepth, Jobs: 1, Random: true}) {
+				add(strings.Join([]string{"size", t, SizeText(n), j.direction()}, "/"),
+					Cell{Kind: KindFio, Transport: t, Job: j, Devices: 1, Once: true}, initiators(t)...)
+			}
+		}
+	}
+	for _, t := range transports {
+		for _, n := range Depths {
+			j := Job{BlockSize: 4 << 10, Depth: n, Jobs: 1, Random: true}
+			add(fmt.Sprintf("depth/%s/%d/read", t, n), Cell{Kind: KindFio, Transport: t, Job: j, Devices: 1, Once: true}, initiators(t)...)
+		}
+	}
+	// Many devices.
+	for _, n := range Counts {
+		c := Cell{Kind: KindFio, Transport: "iser", Job: headline, Devices: n}
+		add(fmt.Sprintf("devices/%d/one", n), c, Iserd, IbIser)
+		if c.Spread = true; n > 1 {
+			add(fmt.Sprintf("devices/%d/spread", n), c, Iserd, IbIser)
+		}
+	}
+	for _, n := range []int{1, 100} {
+		add(fmt.Sprintf("memory/%d", n), Cell{Kind: KindMemory, Transport: "iser", Devices: n, Once: true}, Iserd, IbIser)
+	}
+	add("idle/100", Cell{Kind: KindIdle, Transport: "iser", Devices: 100, Targets: 10, Once: true}, Iserd, IbIser)
+	for _, t := range transports {
+		add("creation/100/"+t, Cell{Kind: KindCreation, Transport: t, Devices: 100}, Iserd, initiators(t)[len(initiators(t))-1])
 	}
 	return cells
 }
