@@ -232,7 +232,7 @@ func line(p plan.Report) string {
 		{plan.CPUShare, "%9.6f of a CPU"}, {plan.Wakeups, "%7.2f wake-ups/s"}, {plan.Pings, "%6.3f pings/s per session"},
 		{plan.MachineShare, "; machine %9.6f of a CPU"}, {plan.MachineSwitches, "%7.1f switches/s"},
 		{plan.Resident, "%7.1f MiB resident"}, {plan.PinnedOutside, "%7.1f MiB pinned beside"}, {plan.HostMemory, "; host %7.1f MiB"},
-		{plan.LoginSeconds, "login %6.2f s"}, {plan.LogoutSeconds, "logout %6.2f s"},
+		{plan.LoginSeconds, "login %6.2f s"}, {plan.CommandSeconds, "(command %6.2f s)"}, {plan.LogoutSeconds, "logout %6.2f s"},
 	} {
 		if v, ok := p.Values[f.value]; ok {
 			fmt.Fprintf(&b, " "+f.text, v)

@@ -33,9 +33,11 @@ type taskCounters struct {
 	turns uint64        // schedstat: times it was put on a CPU
 }
 
+// read takes a reading. Meanwhile I/O goes on: what the devices have done is read before and after the rest, and the mean is taken.
 func (p probe) read() (c counters, err error) {
 	c.at = time.Now()
-	if c.sectors, c.requests, err = p.disks(); err != nil {
+	sectors, requests, err := p.disks()
+	if err != nil {
 		return c, err
 	}
 	if c.switches, err = contextSwitches(); err != nil {
@@ -45,8 +47,12 @@ func (p probe) read() (c counters, err error) {
 		return c, err
 	}
 	if p.daemon != 0 {
-		c.daemon, err = taskStats(p.daemon)
+		if c.daemon, err = taskStats(p.daemon); err != nil {
+			return c, err
+		}
 	}
+	c.sectors, c.requests, err = p.disks()
+	c.sectors, c.requests = (c.sectors+sectors)/2, (c.requests+requests)/2
 	return c, err
 }
 

@@ -65,7 +65,7 @@ func fioArguments(c plan.Cell, paths []string, seconds float64) []string {
 	}
 	args := []string{
 		"--name=bench", "--output-format=json", "--allow_file_create=0", "--direct=1", "--ioengine=io_uring", "--norandommap=1", "--randrepeat=0",
-		"--thread=1", "--group_reporting=1", "--time_based=1", "--runtime=" + strconv.FormatFloat(seconds*1000, 'f', 0, 64) + "ms",
+		"--thread=1", "--group_reporting=1", "--disk_util=0", "--time_based=1", "--runtime=" + strconv.FormatFloat(seconds*1000, 'f', 0, 64) + "ms",
 		"--filename=" + strings.Join(paths, ":"), fmt.Sprintf("--size=%d", size), "--rw=" + c.Job.RW(), fmt.Sprintf("--bs=%d", c.Job.BlockSize),
 		fmt.Sprintf("--iodepth=%d", c.Job.Depth), fmt.Sprintf("--numjobs=%d", c.Job.Jobs), "--percentile_list=50:90:99:99.9",
 	}

@@ -45,7 +45,7 @@ type site struct {
 	paths   []string // block devices: the first unit of each target first
 }
 
-// need brings about what is wanted. Only what differs from the present state is changed.
+// need brings about what is wanted, and sets what has to be equal for all. Only what differs from the present state is changed.
 func (s *site) need(ctx context.Context, w want) error {
 	if w == s.have && s.alive() == nil {
 		return nil
@@ -53,33 +53,47 @@ func (s *site) need(ctx context.Context, w want) error {
 	if err := s.leave(ctx); err != nil {
 		return err
 	}
-	if w.initiator == plan.NullBlk {
-		return s.nullBlk(ctx, w)
-	}
-	if err := s.serve(w.devices, w.targets); err != nil {
+	if err := s.serve(w); err != nil {
 		return err
 	}
-	var err error
+	err := s.enter(ctx, w)
+	if err == nil {
+		err = s.tune()
+	}
+	return s.orLeave(ctx, err)
+}
+
+// enter logs in to targets that are there, and checks what has appeared.
+func (s *site) enter(ctx context.Context, w want) (err error) {
 	switch w.initiator {
 	case plan.Iserd, plan.Shared:
 		s.paths, err = s.iserd.login(ctx, w)
 	case plan.IbIser, plan.ISCSITCP:
 		s.paths, err = s.peer.login(ctx, w)
+	case plan.NullBlk:
+		s.paths, err = s.nullBlk(ctx)
 	case plan.Libiscsi: // logs in by itself
 		s.have = w
 		return nil
 	default:
-		err = fmt.Errorf("initiator %q is unknown here", w.initiator)
+		return fmt.Errorf("initiator %q is unknown here", w.initiator)
 	}
 	if errors.As(err, new(skipError)) {
 		return err // nobody has logged in
 	}
 	s.have = w
-	if err == nil {
-		err = s.prepare(w.devices)
+	if err == nil && len(s.paths) != w.devices {
+		err = fmt.Errorf("%d devices appeared, want %d", len(s.paths), w.devices)
 	}
+	if err == nil {
+		err = s.alive()
+	}
+	return err
+}
+
+// orLeave logs out after an error: whatever failed may have come half the way.
+func (s *site) orLeave(ctx context.Context, err error) error {
 	if err != nil {
-		// It may have come half the way.
 		if lerr := s.leave(ctx); lerr != nil {
 			err = fmt.Errorf("%w (and then: %v)", err, lerr)
 		}
@@ -87,7 +101,7 @@ func (s *site) need(ctx context.Context, w want) error {
 	return err
 }
 
-// alive tells whether the devices are still there.
+// alive tells whether the devices are there, and are block devices.
 func (s *site) alive() error {
 	for _, p := range s.paths {
 		if err := blockDevice(p); err != nil {
@@ -97,15 +111,18 @@ func (s *site) alive() error {
 	return nil
 }
 
-// serve makes n targets with the given number of units in all, unless they are there.
-func (s *site) serve(devices, n int) error {
-	n = max(n, 1)
+// serve makes the targets, unless they are there.
+func (s *site) serve(w want) error {
+	if w.initiator == plan.NullBlk {
+		return nil
+	}
+	n := max(w.targets, 1)
 	if len(s.targets) == n {
 		total := 0
 		for _, t := range s.targets {
 			total += t.LUNs()
 		}
-		if total == devices {
+		if total == w.devices {
 			return nil
 		}
 	}
@@ -114,7 +131,7 @@ func (s *site) serve(devices, n int) error {
 	}
 	for i := range n {
 		var units []targets.Unit
-		for k := range devices / n {
+		for k := range w.devices / n {
 			u := targets.Unit{Kind: targets.Ramdisk, Size: otherUnit}
 			if k == 0 {
 				u.Size = span
@@ -142,15 +159,9 @@ func (s *site) unserve() error {
 	return errors.Join(errs...)
 }
 
-// prepare checks the devices and sets what has to be equal for all initiators.
-func (s *site) prepare(devices int) error {
-	if len(s.paths) != devices {
-		return fmt.Errorf("%d devices appeared, want %d", len(s.paths), devices)
-	}
+// tune sets the I/O scheduler of all devices to none.
+func (s *site) tune() error {
 	for _, p := range s.paths {
-		if err := blockDevice(p); err != nil {
-			return err
-		}
 		if err := os.WriteFile(filepath.Join("/sys/block", filepath.Base(p), "queue/scheduler"), []byte("none"), 0); err != nil {
 			return err
 		}
@@ -205,12 +216,9 @@ func (s *site) close(ctx context.Context) error {
 }
 
 // nullBlk makes a device of the null_blk driver that answers at once.
-func (s *site) nullBlk(ctx context.Context, w want) error {
-	if _, err := run(ctx, "modprobe", "null_blk", "nr_devices=1", "queue_mode=2", "irqmode=0", "submit_queues=1", "bs=512", "gb=1"); err != nil {
-		return err
-	}
-	s.have, s.paths = w, []string{"/dev/nullb0"}
-	return s.prepare(1)
+func (s *site) nullBlk(ctx context.Context) ([]string, error) {
+	_, err := run(ctx, "modprobe", "null_blk", "nr_devices=1", "queue_mode=2", "irqmode=0", "submit_queues=1", "bs=512", "gb=1")
+	return []string{"/dev/nullb0"}, err
 }
 
 func (s *site) noNullBlk(ctx context.Context) error {

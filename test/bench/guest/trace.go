@@ -18,7 +18,7 @@ import (
 )
 
 // traceSeconds is the length of the pass that traces, which is slow to watch.
-const traceSeconds = 0.25
+const traceSeconds = 0.5
 
 // tracefs is where the kernel's tracing is set up.
 const tracefs = "/sys/kernel/tracing"
@@ -162,10 +162,11 @@ type hits struct {
 	sectors  uint64
 }
 
+// read takes a reading. It takes a while, in which I/O goes on: what the devices have moved is the mean of before and after.
 func (t *tracer) read(pid int, p probe) (hits, error) {
 	h := hits{syscalls: map[string]uint64{}, values: map[string]uint64{}}
-	var err error
-	if h.sectors, err = p.sectors(); err != nil {
+	before, err := p.sectors()
+	if err != nil {
 		return h, err
 	}
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -199,7 +200,9 @@ func (t *tracer) read(pid int, p probe) (hits, error) {
 			}
 		}
 	}
-	return h, nil
+	after, err := p.sectors()
+	h.sectors = (before + after) / 2
+	return h, err
 }
 
 // histRow is one entry of a histogram.

@@ -64,6 +64,7 @@ type Cell struct {
 	Devices   int  // logical units of the target
 	Targets   int  // targets, each with Devices/Targets units; 1 when 0
 	Spread    bool // I/O goes to all devices instead of one
+	Wall      bool // in wall time, on two CPUs
 	Once      bool // a point of a plot: one run is enough
 }
 
@@ -71,7 +72,9 @@ type Cell struct {
 func (c Cell) Machine() Machine {
 	switch c.Kind {
 	case KindCreation:
-		return Ordinary
+		if c.Wall {
+			return Ordinary
+		}
 	case KindShare:
 		return Profiling
 	}
@@ -215,8 +218,11 @@ func All() []Cell {
 		add(fmt.Sprintf("memory/%d", n), Cell{Kind: KindMemory, Transport: "iser", Devices: n, Once: true}, Iserd, IbIser)
 	}
 	add("idle/100", Cell{Kind: KindIdle, Transport: "iser", Devices: 100, Targets: 10, Once: true}, Iserd, IbIser)
-	for _, t := range transports {
-		add("creation/100/"+t, Cell{Kind: KindCreation, Transport: t, Devices: 100}, Iserd, initiators(t)[len(initiators(t))-1])
+	for _, clock := range []string{"counted", "wall"} {
+		for _, t := range transports {
+			c := Cell{Kind: KindCreation, Transport: t, Devices: 100, Wall: clock == "wall", Once: clock == "counted"}
+			add("creation/"+clock+"/100/"+t, c, Iserd, initiators(t)[len(initiators(t))-1])
+		}
 	}
 	return cells
 }

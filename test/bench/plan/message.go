@@ -77,6 +77,7 @@ const (
 	PinnedOutside   = "pinned_outside"   // pinned for adapters or rings and not in VmRSS, MiB
 	HostMemory      = "host_memory"      // that the host (target included) has less than before the login, MiB
 	LoginSeconds    = "login_seconds"    // from the command until every device has been read
+	CommandSeconds  = "command_seconds"  // of that, until the command ended
 	LogoutSeconds   = "logout_seconds"   // from the command until every device and session has gone
 	ShareIOs        = "share_ios"        // I/O over which instructions were attributed
 	SharePrefix     = "share_"           // + name of a place: thousands of instructions per I/O

@@ -21,7 +21,7 @@ func Build(ctx context.Context, dir string) (string, error) {
 	if err := os.WriteFile(c, []byte(source), 0o644); err != nil {
 		return "", err
 	}
-	if out, err := exec.CommandContext(ctx, "gcc", "-Wall", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-o", so, c).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "gcc", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-o", so, c).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compile QEMU's plugin: %w: %s", err, strings.TrimSpace(string(out)))
 	}
 	return so, nil

@@ -245,8 +245,8 @@ var bars = []bar{
 	{"100 units of one target: usable within 20 s, gone within 20 s", func(r *Results) (string, bool, bool) {
 		var all []limited
 		for _, t := range []string{"iser", "tcp"} {
-			all = append(all, limited{t + " login", r.Get("creation/100/"+t+"/iserd", plan.LoginSeconds).Median(), 20},
-				limited{t + " logout", r.Get("creation/100/"+t+"/iserd", plan.LogoutSeconds).Median(), 20})
+			all = append(all, limited{t + " login", r.Get("creation/wall/100/"+t+"/iserd", plan.LoginSeconds).Median(), 20},
+				limited{t + " logout", r.Get("creation/wall/100/"+t+"/iserd", plan.LogoutSeconds).Median(), 20})
 		}
 		return within("%.1f s", all...)
 	}},

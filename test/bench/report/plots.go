@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bytes"
 	"fmt"
 	"image/color"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
@@ -36,11 +38,13 @@ type curve struct {
 	points            []point
 }
 
-// panel is one of the plots that stand side by side.
+// panel is one of the plots that stand side by side. Both axes are logarithmic, with what is drawn at the logarithm of its value: gonum's own
+// logarithmic scale misplaces the label of the axis.
 type panel struct {
 	title, x, y string
-	ticks       []plot.Tick // of the logarithmic x axis
-	logY        bool
+	axis        []int // the places of the x axis
+	label       func(int) string
+	linear      bool // the y axis begins at 0
 	curves      []curve
 }
 
@@ -50,22 +54,43 @@ const (
 	panelHeight = 10 * vg.Centimeter
 )
 
-// draw makes gonum's plot of the panel. One without curves is nil.
-func (p panel) draw() (*plot.Plot, error) {
+// sans is the font of all text.
+var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
+
+// limits returns the range of all values of panels.
+func limits(panels []panel) (low, high float64) {
+	low, high = math.Inf(1), math.Inf(-1)
+	for _, p := range panels {
+		for _, c := range p.curves {
+			for _, q := range c.points {
+				low, high = min(low, q.y), max(high, q.y)
+			}
+		}
+	}
+	return low, high
+}
+
+// draw makes gonum's plot of the panel, for values from low to high.
+func (p panel) draw(low, high float64) (*plot.Plot, error) {
 	out := plot.New()
 	out.Title.Text, out.X.Label.Text, out.Y.Label.Text = p.title, p.x, p.y
-	out.X.Scale, out.X.Tick.Marker = plot.LogScale{}, plot.ConstantTicks(p.ticks)
-	out.Legend.Top, out.Legend.Left = true, true
+	out.Title.TextStyle.Font = font.From(sans, 12)
+	for _, a := range []*plot.Axis{&out.X, &out.Y} {
+		a.Label.TextStyle.Font, a.Tick.Label.Font = font.From(sans, 11), font.From(sans, 9)
+	}
+	out.Legend.TextStyle.Font = font.From(sans, 10)
+	out.Legend.Top, out.Legend.Left, out.Legend.XOffs, out.Legend.YOffs, out.Legend.Padding = true, true, vg.Points(12), vg.Points(-8), vg.Points(2)
 	out.Add(plotter.NewGrid())
-	low, high, drawn := math.Inf(1), math.Inf(-1), false
 	for _, c := range p.curves {
 		if len(c.points) == 0 {
 			continue
 		}
 		xys := make(plotter.XYs, len(c.points))
 		for i, q := range c.points {
-			xys[i].X, xys[i].Y = q.x, q.y
-			low, high = min(low, q.y), max(high, q.y)
+			xys[i].X, xys[i].Y = math.Log10(q.x), q.y
+			if !p.linear {
+				xys[i].Y = math.Log10(q.y)
+			}
 		}
 		line, dots, err := plotter.NewLinePoints(xys)
 		if err != nil {
@@ -78,86 +103,82 @@ func (p panel) draw() (*plot.Plot, error) {
 		}
 		out.Add(line, dots)
 		out.Legend.Add(c.initiator+c.suffix, line, dots)
-		drawn = true
 	}
-	if !drawn {
-		return nil, nil
+	var x []plot.Tick
+	for _, n := range p.axis {
+		x = append(x, plot.Tick{Value: math.Log10(float64(n)), Label: p.label(n)})
 	}
-	if p.logY {
-		out.Y.Scale, out.Y.Tick.Marker = plot.LogScale{}, plot.TickerFunc(decades)
-		// Room for the legend, which stands on the upper left.
-		out.Y.Min, out.Y.Max = math.Pow(10, math.Floor(math.Log10(low))), math.Pow(10, math.Ceil(math.Log10(high)+0.5))
-	} else {
-		out.Y.Min, out.Y.Max = 0, high*1.5
+	out.X.Tick.Marker, out.X.Min, out.X.Max = plot.ConstantTicks(x), x[0].Value, x[len(x)-1].Value
+	if p.linear {
+		out.Y.Min, out.Y.Max = 0, high*1.6 // room for the legend
+		return out, nil
 	}
+	y := decades(low, high)
+	out.Y.Tick.Marker, out.Y.Min, out.Y.Max = plot.ConstantTicks(y), y[0].Value, y[len(y)-1].Value
 	return out, nil
 }
 
-// decades ticks a logarithmic axis at 1, 2 and 5 of each power of ten.
+// decades ticks a logarithmic axis at 1, 2 and 5 of the powers of ten, from the last tick below low to the second above high, so that there
+// is room for the legend.
 func decades(low, high float64) []plot.Tick {
 	var t []plot.Tick
+	above := 0
 	for e := math.Floor(math.Log10(low)); ; e++ {
 		for _, m := range []float64{1, 2, 5} {
 			v := m * math.Pow(10, e)
-			if v > high*1.0001 {
-				return t
+			tick := plot.Tick{Value: math.Log10(v), Label: fmt.Sprintf("%g", v)}
+			if v <= low {
+				t = []plot.Tick{tick}
+				continue
 			}
-			if v >= low*0.9999 {
-				t = append(t, plot.Tick{Value: v, Label: fmt.Sprintf("%g", v)})
+			t = append(t, tick)
+			if v > high {
+				above++
+			}
+			if above == 2 {
+				return t
 			}
 		}
 	}
 }
 
-// save writes panels side by side as one SVG. Without anything to draw it writes nothing.
+// save writes panels with one range of values side by side as an SVG. Without anything to draw it writes nothing.
 func save(file string, panels ...panel) error {
+	low, high := limits(panels)
+	if low > high {
+		return nil
+	}
 	var row []*plot.Plot
 	for _, p := range panels {
-		d, err := p.draw()
+		d, err := p.draw(low, high)
 		if err != nil {
 			return err
 		}
-		if d != nil {
-			row = append(row, d)
-		}
-	}
-	if len(row) == 0 {
-		return nil
+		row = append(row, d)
 	}
 	canvas := vgsvg.New(vg.Length(len(row))*panelWidth, panelHeight)
-	tiles := draw.Tiles{Rows: 1, Cols: len(row), PadX: vg.Points(12), PadTop: vg.Points(4), PadRight: vg.Points(8), PadBottom: vg.Points(4), PadLeft: vg.Points(4)}
+	tiles := draw.Tiles{Rows: 1, Cols: len(row), PadX: vg.Points(12), PadTop: vg.Points(4), PadRight: vg.Points(12), PadBottom: vg.Points(4), PadLeft: vg.Points(4)}
 	for i, c := range plot.Align([][]*plot.Plot{row}, tiles, draw.New(canvas))[0] {
 		row[i].Draw(c)
 	}
-	f, err := os.Create(file)
-	if err != nil {
+	var b bytes.Buffer
+	if _, err := canvas.WriteTo(&b); err != nil {
 		return err
 	}
-	if _, err := canvas.WriteTo(f); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	// Whoever lacks that font shall not get one with serifs.
+	text := strings.ReplaceAll(b.String(), "font-family:Liberation Sans;", "font-family:Liberation Sans,Arial,Helvetica,sans-serif;")
+	return os.WriteFile(file, []byte(text), 0o644)
 }
 
 // curve collects a value of an initiator over an axis; name gives the cell at a place of the axis.
 func (r *Results) curve(c plan.Cell, axis []int, value func(name string, x int) float64, name func(x int) string) curve {
 	out := curve{initiator: who(c)}
 	for _, x := range axis {
-		if v := value(name(x), x); !math.IsNaN(v) {
+		if v := value(name(x), x); v > 0 { // it is NaN when it was not measured
 			out.points = append(out.points, point{float64(x), v})
 		}
 	}
 	return out
-}
-
-// ticks labels the places of an axis.
-func ticks(axis []int, label func(int) string) []plot.Tick {
-	var t []plot.Tick
-	for _, x := range axis {
-		t = append(t, plot.Tick{Value: float64(x), Label: label(x)})
-	}
-	return t
 }
 
 // plots writes all plots into a folder.
@@ -165,10 +186,10 @@ func (r *Results) plots(dir string) error {
 	number := func(n int) string { return fmt.Sprint(n) }
 	var throughput, cpu []panel
 	for _, d := range []string{"read", "write"} {
-		a := panel{title: fmt.Sprintf("Throughput by block size, %s, depth %d", d, plan.SizesDepth), x: "block size, bytes", y: "MiB per 10⁹ instructions", logY: true,
-			ticks: ticks(plan.Sizes, plan.SizeText)}
+		a := panel{title: fmt.Sprintf("Throughput by block size, %s, depth %d", d, plan.SizesDepth), x: "block size, bytes", y: "MiB per 10⁹ instructions",
+			axis: plan.Sizes, label: plan.SizeText}
 		b := panel{title: fmt.Sprintf("CPU of the data plane by block size, %s, depth %d", d, plan.SizesDepth), x: "block size, bytes",
-			y: "thousands of instructions per I/O", ticks: a.ticks}
+			y: "thousands of instructions per I/O", axis: a.axis, label: a.label}
 		for _, c := range columns {
 			name := func(n int) string {
 				return strings.Join([]string{"size", c.Transport, plan.SizeText(n), d, string(c.Initiator)}, "/")
@@ -181,7 +202,7 @@ func (r *Results) plots(dir string) error {
 	var latency []panel
 	for _, t := range []string{"iser", "tcp"} {
 		p := panel{title: "Latency by queue depth, 4k read, " + map[string]string{"iser": "iSER", "tcp": "TCP"}[t], x: "queue depth", y: "thousands of instructions",
-			logY: true, ticks: ticks(plan.Depths, number)}
+			axis: plan.Depths, label: number}
 		for _, c := range columns {
 			if c.Transport != t {
 				continue
@@ -198,8 +219,8 @@ func (r *Results) plots(dir string) error {
 		}
 		latency = append(latency, p)
 	}
-	devices := panel{title: "Cost by number of devices, 4k read, depth 32", x: "devices present", y: "thousands of instructions per I/O, whole machine",
-		ticks: ticks(plan.Counts, number)}
+	devices := panel{title: "Cost by number of devices, 4k read, depth 32", x: "devices present", y: "thousands of instructions per I/O",
+		axis: plan.Counts, label: number, linear: true}
 	for _, c := range []plan.Cell{{Transport: "iser", Initiator: plan.Iserd}, {Transport: "iser", Initiator: plan.IbIser}} {
 		for _, on := range []struct {
 			name, suffix string

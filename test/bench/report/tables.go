@@ -293,11 +293,15 @@ func (r *Results) idleTable() string {
 
 // creationTable shows the time of logins and logouts.
 func (r *Results) creationTable() string {
-	t := table{head: []string{"units", "who", "login until all are usable, s", "logout until all are gone, s"}}
+	t := table{head: []string{"units", "clock", "who", "login until all are usable, s", "of it the command, s", "logout until all are gone, s"}}
 	for _, g := range groups("creation") {
 		for _, c := range g {
 			if r.Cells[c.Name] != nil {
-				t.add(fmt.Sprint(c.Devices), who(c), spread(r.Get(c.Name, plan.LoginSeconds)), spread(r.Get(c.Name, plan.LogoutSeconds)))
+				clock := "10⁹ instructions"
+				if c.Wall {
+					clock = "wall"
+				}
+				t.add(fmt.Sprint(c.Devices), clock, who(c), spread(r.Get(c.Name, plan.LoginSeconds)), spread(r.Get(c.Name, plan.CommandSeconds)), spread(r.Get(c.Name, plan.LogoutSeconds)))
 			}
 		}
 	}
