@@ -85,11 +85,10 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	if !o.report {
-		if err := measureAll(ctx, o, cells, results); err != nil {
-			return err
-		}
+		err = measureAll(ctx, o, cells, results)
 	}
-	return results.Write(o.out)
+	// What was measured before an error is worth its table.
+	return errors.Join(err, results.Write(o.out))
 }
 
 // measureAll measures cells in as many guests as they take.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -30,8 +31,8 @@ const (
 type iserd struct {
 	cmd    *exec.Cmd
 	ended  chan error
-	plane  int // process number of iserd-io
-	shared bool
+	plane  int    // process number of iserd-io
+	buffer string // number of the registered buffer; "" for none
 }
 
 // start starts the daemon unless it runs, and waits until it can serve.
@@ -91,7 +92,7 @@ func (d *iserd) stop(context.Context) error {
 			errs = append(errs, fmt.Errorf("iserd: %w", err))
 		}
 	}
-	d.cmd, d.plane, d.shared = nil, 0, false
+	d.cmd, d.plane, d.buffer = nil, 0, ""
 	return errors.Join(errs...)
 }
 
@@ -151,12 +152,12 @@ func (d *iserd) logout(ctx context.Context, w want) error {
 
 // share hands the file for fio's memory to the daemon, or takes it back.
 func (d *iserd) share(ctx context.Context, on bool) error {
-	if on == d.shared {
+	if on == (d.buffer != "") {
 		return nil
 	}
 	if !on {
-		d.shared = false
-		_, err := run(ctx, "iserctl", "buffer", "remove", sharedFile)
+		_, err := run(ctx, "iserctl", "buffer", "remove", d.buffer)
+		d.buffer = ""
 		return err
 	}
 	if _, err := run(ctx, "iserctl", "buffer", "--help"); err != nil {
@@ -170,10 +171,18 @@ func (d *iserd) share(ctx context.Context, on bool) error {
 	if err := f.Truncate(sharedSize); err != nil {
 		return err
 	}
-	if _, err := run(ctx, "iserctl", "buffer", "add", sharedFile); err != nil {
+	var reply struct {
+		Buffers []struct {
+			ID uint32 `json:"id"`
+		} `json:"buffers"`
+	}
+	if err := ask(ctx, &reply, "buffer", "add", sharedFile); err != nil {
 		return err
 	}
-	d.shared = true
+	if len(reply.Buffers) != 1 {
+		return fmt.Errorf("iserctl buffer add made %d buffers, want 1", len(reply.Buffers))
+	}
+	d.buffer = strconv.FormatUint(uint64(reply.Buffers[0].ID), 10)
 	return nil
 }
 
