@@ -69,15 +69,15 @@ func fioArguments(c plan.Cell, paths []string, seconds float64) []string {
 		"--filename=" + strings.Join(paths, ":"), fmt.Sprintf("--size=%d", size), "--rw=" + c.Job.RW(), fmt.Sprintf("--bs=%d", c.Job.BlockSize),
 		fmt.Sprintf("--iodepth=%d", c.Job.Depth), fmt.Sprintf("--numjobs=%d", c.Job.Jobs), "--percentile_list=50:90:99:99.9",
 	}
-	if c.Initiator == plan.Shared {
-		args = append(args, "--mem=mmapshared:"+sharedFile)
-	}
-	return args
+	return append(args, memoryOption(c.Initiator.Memory())...)
 }
 
 // measureFio runs fio once, and in the first run once more with the tracer when asked for.
 func (b *bench) measureFio(ctx context.Context, c plan.Cell, run int) (map[string]float64, string, error) {
 	if err := b.site.need(ctx, wantOf(c)); err != nil {
+		return nil, "", err
+	}
+	if err := makeMemory(ctx, c.Initiator.Memory()); err != nil {
 		return nil, "", err
 	}
 	paths := b.site.paths
@@ -135,7 +135,7 @@ func (b *bench) timed(ctx context.Context, c plan.Cell, paths []string) (map[str
 			return nil, err
 		}
 		v[plan.SharedShare] = float64(s2-shared) / float64(b2-bytes)
-		if c.Initiator == plan.Shared && v[plan.SharedShare] < 0.99 {
+		if c.Initiator.Registered() && v[plan.SharedShare] < 0.99 {
 			return nil, fmt.Errorf("only %.1f %% of the bytes went without a copy: this would not be a figure of shared memory", 100*v[plan.SharedShare])
 		}
 	}

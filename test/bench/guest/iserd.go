@@ -21,18 +21,13 @@ import (
 // daemonLog is where iserd and iserd-io write; the host sees it.
 const daemonLog = "/host/iserd.log"
 
-// The buffer that fio's memory comes from in cells of initiator "shared".
-const (
-	sharedFile = "/dev/shm/iserd-bench"
-	sharedSize = 64 << 20
-)
-
 // iserd is this project's initiator with nothing configured. The zero value is one that does not run.
 type iserd struct {
 	cmd    *exec.Cmd
 	ended  chan error
-	plane  int    // process number of iserd-io
-	buffer string // number of the registered buffer; "" for none
+	plane  int         // process number of iserd-io
+	memory plan.Memory // that is registered
+	buffer string      // its number; "" for none
 }
 
 // start starts the daemon unless it runs, and waits until it can serve.
@@ -92,7 +87,7 @@ func (d *iserd) stop(context.Context) error {
 			errs = append(errs, fmt.Errorf("iserd: %w", err))
 		}
 	}
-	d.cmd, d.plane, d.buffer = nil, 0, ""
+	d.cmd, d.plane, d.memory, d.buffer = nil, 0, plan.MemoryPrivate, ""
 	return errors.Join(errs...)
 }
 
@@ -111,7 +106,7 @@ func (d *iserd) login(ctx context.Context, w want) ([]string, error) {
 	if err := d.start(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.share(ctx, w.initiator == plan.Shared); err != nil {
+	if err := d.register(ctx, w.memory); err != nil {
 		return nil, err
 	}
 	portal := iserPortal
@@ -150,25 +145,24 @@ func (d *iserd) logout(ctx context.Context, w want) error {
 	return errors.Join(errs...)
 }
 
-// share hands the file for fio's memory to the daemon, or takes it back.
-func (d *iserd) share(ctx context.Context, on bool) error {
-	if on == (d.buffer != "") {
+// register hands the file of fio's memory to the daemon, and takes back what it has had before.
+func (d *iserd) register(ctx context.Context, m plan.Memory) error {
+	if m == d.memory {
 		return nil
 	}
-	if !on {
-		_, err := run(ctx, "iserctl", "buffer", "remove", d.buffer)
-		d.buffer = ""
-		return err
+	if d.buffer != "" {
+		if _, err := run(ctx, "iserctl", "buffer", "remove", d.buffer); err != nil {
+			return err
+		}
+		d.memory, d.buffer = plan.MemoryPrivate, ""
+	}
+	if m == plan.MemoryPrivate {
+		return nil
 	}
 	if _, err := run(ctx, "iserctl", "buffer", "--help"); err != nil {
 		return skipError("this iserctl has no command \"buffer\"")
 	}
-	f, err := os.OpenFile(sharedFile, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.Truncate(sharedSize); err != nil {
+	if err := makeMemory(ctx, m); err != nil {
 		return err
 	}
 	var reply struct {
@@ -176,13 +170,13 @@ func (d *iserd) share(ctx context.Context, on bool) error {
 			ID uint32 `json:"id"`
 		} `json:"buffers"`
 	}
-	if err := ask(ctx, &reply, "buffer", "add", sharedFile); err != nil {
+	if err := ask(ctx, &reply, "buffer", "add", memoryFiles[m]); err != nil {
 		return err
 	}
 	if len(reply.Buffers) != 1 {
 		return fmt.Errorf("iserctl buffer add made %d buffers, want 1", len(reply.Buffers))
 	}
-	d.buffer = strconv.FormatUint(uint64(reply.Buffers[0].ID), 10)
+	d.memory, d.buffer = m, strconv.FormatUint(uint64(reply.Buffers[0].ID), 10)
 	return nil
 }
 

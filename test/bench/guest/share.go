@@ -18,6 +18,9 @@ func (b *bench) measureShare(ctx context.Context, c plan.Cell) (map[string]float
 	if err := b.site.need(ctx, wantOf(c)); err != nil {
 		return nil, nil, err
 	}
+	if err := makeMemory(ctx, c.Initiator.Memory()); err != nil {
+		return nil, nil, err
+	}
 	if err := copyFile(symbolsFile, "/proc/kallsyms"); err != nil {
 		return nil, nil, err
 	}

@@ -26,14 +26,22 @@ func targetName(i int) string { return fmt.Sprintf("iqn.2003-01.org.example:benc
 
 // want describes who is logged in to what.
 type want struct {
-	initiator plan.Initiator
+	initiator plan.Initiator // Iserd for all of ours, IbIser for both of its kind
+	memory    plan.Memory    // that is registered with the daemon
 	transport string
 	devices   int
 	targets   int
 }
 
 func wantOf(c plan.Cell) want {
-	return want{initiator: c.Initiator, transport: c.Transport, devices: c.Devices, targets: c.Targets}
+	w := want{initiator: c.Initiator, transport: c.Transport, devices: c.Devices, targets: c.Targets}
+	switch {
+	case c.Initiator.Registered():
+		w.initiator, w.memory = plan.Iserd, c.Initiator.Memory()
+	case c.Initiator == plan.IbIserHuge:
+		w.initiator = plan.IbIser
+	}
+	return w
 }
 
 // site is the targets and whoever is logged in to them: one initiator at a time.
@@ -66,7 +74,7 @@ func (s *site) need(ctx context.Context, w want) error {
 // enter logs in to targets that are there, and checks what has appeared.
 func (s *site) enter(ctx context.Context, w want) (err error) {
 	switch w.initiator {
-	case plan.Iserd, plan.Shared:
+	case plan.Iserd:
 		s.paths, err = s.iserd.login(ctx, w)
 	case plan.IbIser, plan.ISCSITCP:
 		s.paths, err = s.peer.login(ctx, w)
@@ -185,7 +193,7 @@ func blockDevice(path string) error {
 func (s *site) leave(ctx context.Context) error {
 	var err error
 	switch s.have.initiator {
-	case plan.Iserd, plan.Shared:
+	case plan.Iserd:
 		err = s.iserd.logout(ctx, s.have)
 	case plan.IbIser, plan.ISCSITCP:
 		err = s.peer.logout(ctx, s.have)

@@ -7,21 +7,47 @@ import (
 	"strings"
 )
 
-// Initiator is what logs in, and how the application's memory is made.
+// Initiator is what logs in, together with what memory the application has for its I/O.
 type Initiator string
 
 // The initiators. The name is the last element of a cell's.
 const (
-	Iserd    Initiator = "iserd"     // ours, ordinary memory
-	Shared   Initiator = "shared"    // ours over iSER, the application's memory registered with iserctl buffer add
-	IbIser   Initiator = "ib_iser"   // the kernel's over iSER, with open-iscsi
-	ISCSITCP Initiator = "iscsi_tcp" // the kernel's over TCP, with open-iscsi
-	Libiscsi Initiator = "libiscsi"  // iscsi-perf of libiscsi: no block device, no fio
-	NullBlk  Initiator = "null_blk"  // no initiator: what fio and the block layer cost
+	Iserd      Initiator = "iserd"        // ours
+	Shared     Initiator = "shared"       // ours over iSER, from huge pages that are registered (iserctl buffer add)
+	Shared4k   Initiator = "shared4k"     // the same from pages of 4 KiB
+	IbIser     Initiator = "ib_iser"      // the kernel's over iSER, with open-iscsi
+	IbIserHuge Initiator = "ib_iser_huge" // the same from huge pages, which spare the kernel work, too
+	ISCSITCP   Initiator = "iscsi_tcp"    // the kernel's over TCP, with open-iscsi
+	Libiscsi   Initiator = "libiscsi"     // iscsi-perf of libiscsi: no block device, no fio
+	NullBlk    Initiator = "null_blk"     // no initiator: what fio and the block layer cost
 )
 
 // Ours tells whether the initiator is this project.
-func (i Initiator) Ours() bool { return i == Iserd || i == Shared }
+func (i Initiator) Ours() bool { return i == Iserd || i.Registered() }
+
+// Registered tells whether the application's memory is registered with the daemon.
+func (i Initiator) Registered() bool { return i == Shared || i == Shared4k }
+
+// Memory is what fio takes its I/O memory from.
+type Memory string
+
+// The kinds of memory.
+const (
+	MemoryPrivate Memory = ""      // what malloc gives
+	MemoryTmpfs   Memory = "tmpfs" // a file on tmpfs, mapped shared
+	MemoryHuge    Memory = "huge"  // a file on hugetlbfs, mapped shared
+)
+
+// Memory returns what fio's memory is with the initiator.
+func (i Initiator) Memory() Memory {
+	switch i {
+	case Shared, IbIserHuge:
+		return MemoryHuge
+	case Shared4k:
+		return MemoryTmpfs
+	}
+	return MemoryPrivate
+}
 
 // Kind is the way in which a cell is measured.
 type Kind string
@@ -174,6 +200,9 @@ func All() []Cell {
 				group := strings.Join([]string{t, j.spec(), j.direction()}, "/")
 				c := Cell{Kind: KindFio, Transport: t, Job: j, Devices: 1}
 				add(group, c, initiators(t)...)
+				if t == "iser" && j.BlockSize > 4<<10 { // below, a request is one page either way
+					add(group, c, Shared4k, IbIserHuge)
+				}
 				if base == headline && !j.Write { // iscsi-perf only reads
 					add(group, c, Libiscsi)
 				}
@@ -184,7 +213,7 @@ func All() []Cell {
 		add("null/"+j.spec()+"/"+j.direction(), Cell{Kind: KindFio, Job: j, Devices: 1}, NullBlk)
 	}
 	// Where the instructions go.
-	for _, j := range both(headline) {
+	for _, j := range slices.Concat(both(headline), both(jobs[4])) {
 		group := "share/" + j.spec() + "/" + j.direction()
 		add(group, Cell{Kind: KindShare, Job: j, Devices: 1}, NullBlk)
 		for _, t := range transports {

@@ -78,7 +78,7 @@ func (r *Results) least(transport string, ours plan.Initiator, bound need) (stri
 	var missed []string
 	for _, g := range groups(transport) {
 		group := g[0].Group()
-		a, b := r.iops(group, ours), r.iops(group, peerOf(transport))
+		a, b := r.iops(group, ours), r.peerRate(g[0], ours)
 		if !a.Known() || !b.Known() {
 			known = false
 			continue
@@ -143,7 +143,7 @@ var bars = []bar{
 			return 1
 		})
 	}},
-	{"over iSER, shared memory: at least 1.0 of ib_iser in every cell, 1.1 at 128k and 512k", func(r *Results) (string, bool, bool) {
+	{"over iSER, shared memory (huge pages, the peer's application has them too): at least 1.0 of ib_iser in every cell, 1.1 at 128k and 512k", func(r *Results) (string, bool, bool) {
 		return r.least("iser", plan.Shared, func(c plan.Cell) float64 {
 			if c.Job.BlockSize >= 128<<10 {
 				return 1.1
@@ -210,7 +210,7 @@ var bars = []bar{
 		var all []limited
 		for _, g := range groups("share") {
 			for _, c := range g {
-				if c.Initiator.Ours() {
+				if c.Initiator.Ours() && c.Job.BlockSize == 4<<10 {
 					all = append(all, limited{who(c) + " " + strings.TrimPrefix(c.Job.RW(), "rand"), r.ownShare(c), 7})
 				}
 			}

@@ -218,6 +218,8 @@ func TestBars(t *testing.T) {
 		{"over iSER, ordinary", "iser/4k-qd1/write/iserd", plan.IOPS, 990, "0.990 in 4k, depth 1, write"},
 		{"over iSER, ordinary", "iser/512k-qd8/read/iserd", plan.IOPS, 940, "512k"},
 		{"over iSER, shared", "iser/128k-qd16/read/shared", plan.IOPS, 1090, "1.090 in 128k"},
+		{"over iSER, shared", "iser/512k-qd8/write/ib_iser_huge", plan.IOPS, 1010, "1.089 in 512k"},
+		{"over iSER, shared", "iser/4k-qd1/write/ib_iser", plan.IOPS, 1101, "0.999 in 4k"},
 		{"over TCP", "tcp/4k-qd32x4/read/iserd", plan.IOPS, 999, "4 jobs"},
 		{"at 4k, depth 32: at least 2", "tcp/4k-qd32/read/libiscsi", plan.IOPS, 501, "1.99"},
 		{"shared memory: the daemon", "size/iser/512k/write/shared", plan.DaemonKinsn, 13, "write 1.30"},
@@ -257,12 +259,25 @@ func TestTables(t *testing.T) {
 		}
 		return []map[string]float64{{plan.IOPS: base}, {plan.IOPS: base + 20, plan.Switches: 1.5}, {plan.IOPS: base + 10}}
 	})
-	const want = `| job | ib_iser | iserd | ratio | shared memory | ratio | switches per I/O: ib_iser | iserd |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| 4k, depth 1, read | 1010 (1000–1020) | 1210 (1200–1220) | 1.198 | – | – | 1.50 | 1.50 |
+	const want = `| job | ib_iser | iserd | ratio | switches per I/O: ib_iser | iserd |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| 4k, depth 1, read | 1010 (1000–1020) | 1210 (1200–1220) | 1.198 | 1.50 | 1.50 |
 `
 	if got := r.peerTable("iser"); got != want {
 		t.Errorf("table\n%s\nwant\n%s", got, want)
+	}
+	shared := sample(func(c plan.Cell) []map[string]float64 {
+		v := map[plan.Initiator]float64{plan.IbIser: 1000, plan.IbIserHuge: 1020, plan.Shared: 1300, plan.Shared4k: 900}[c.Initiator]
+		if v == 0 || c.Group() != "iser/128k-qd16/write" && c.Group() != "iser/4k-qd1/read" {
+			return nil
+		}
+		return []map[string]float64{{plan.IOPS: v}}
+	})
+	const wantShared = `| 4k, depth 1, read | 1000 | 1300 | 1.300 | – | – | – | – |
+| 128k, depth 16, write | 1000 | 900 | 0.900 | 1020 | 1300 | 1.275 | – |
+`
+	if got := shared.sharedTable(); !strings.HasSuffix(got, wantShared) {
+		t.Errorf("table\n%s\nwant\n%s", got, wantShared)
 	}
 	if got := r.peerTable("tcp"); got != "Not measured yet.\n" {
 		t.Errorf("an empty table: %q", got)

@@ -15,9 +15,10 @@ func (r *Results) sections() Sections {
 		"bars":        r.barTable(),
 		"environment": r.environmentTable(),
 		"iser":        r.peerTable("iser"),
+		"shared":      r.sharedTable(),
 		"tcp":         r.peerTable("tcp"),
 		"path":        r.pathTable(),
-		"share":       r.shareTable("read") + "\n" + r.shareTable("write"),
+		"share":       r.shareTables(),
 		"size":        r.sizeTable(),
 		"depth":       r.depthTable(),
 		"devices":     r.devicesTable(),
@@ -60,34 +61,56 @@ func (r *Results) iops(group string, i plan.Initiator) Figure {
 	return r.Get(group+"/"+string(i), plan.IOPS)
 }
 
+// peerRate returns the rate of the kernel's initiator for an application with the same memory as with ours. Where a request is a single page,
+// huge pages make no difference and are not measured.
+func (r *Results) peerRate(c plan.Cell, ours plan.Initiator) Figure {
+	if ours == plan.Shared && c.Job.BlockSize > 4<<10 {
+		return r.iops(c.Group(), plan.IbIserHuge)
+	}
+	return r.iops(c.Group(), peerOf(c.Transport))
+}
+
 // peerTable compares rates with the peers over a transport.
 func (r *Results) peerTable(transport string) string {
 	peer := peerOf(transport)
-	t := table{head: []string{"job", string(peer), "iserd", "ratio"}}
-	if transport == "iser" {
-		t.head = append(t.head, "shared memory", "ratio")
-	}
-	t.head = append(t.head, "switches per I/O: "+string(peer), "iserd")
+	t := table{head: []string{"job", string(peer), "iserd", "ratio", "switches per I/O: " + string(peer), "iserd"}}
 	var below string
 	for _, g := range groups(transport) {
 		group := g[0].Group()
-		theirs, ours, shared := r.iops(group, peer), r.iops(group, plan.Iserd), r.iops(group, plan.Shared)
-		if theirs.Known() || ours.Known() || shared.Known() {
-			row := []string{jobText(g[0].Job), spread(theirs), spread(ours), ratio(ours, theirs)}
-			if transport == "iser" {
-				row = append(row, spread(shared), ratio(shared, theirs))
-			}
-			t.add(append(row, median(r.Get(group+"/"+string(peer), plan.Switches)), median(r.Get(group+"/iserd", plan.Switches)))...)
+		theirs, ours := r.iops(group, peer), r.iops(group, plan.Iserd)
+		if theirs.Known() || ours.Known() {
+			t.add(jobText(g[0].Job), spread(theirs), spread(ours), ratio(ours, theirs),
+				median(r.Get(group+"/"+string(peer), plan.Switches)), median(r.Get(group+"/iserd", plan.Switches)))
 		}
 		if lib := r.iops(group, plan.Libiscsi); lib.Known() {
 			below += fmt.Sprintf("\n`iscsi-perf` of libiscsi, %s: %s; iserd / libiscsi %s", jobText(g[0].Job), spread(lib), ratio(ours, lib))
-			if shared.Known() {
+			if shared := r.iops(group, plan.Shared); shared.Known() {
 				below += ", with shared memory " + ratio(shared, lib)
 			}
 			below += ".\n"
 		}
 	}
 	return t.String() + below
+}
+
+// sharedTable compares shared memory with the peer, by the pages that the application's memory is made of.
+func (r *Results) sharedTable() string {
+	t := table{head: []string{"job", "ib_iser", "shared", "ratio", "ib_iser, huge pages", "shared, huge pages", "ratio", "switches per I/O: shared, huge pages"}}
+	for _, g := range groups("iser") {
+		c := g[0]
+		small, huge := plan.Shared4k, plan.Shared
+		if c.Job.BlockSize <= 4<<10 {
+			small, huge = plan.Shared, "" // one page either way
+		}
+		a, b := r.iops(c.Group(), small), r.iops(c.Group(), huge)
+		if !a.Known() && !b.Known() {
+			continue
+		}
+		theirs, theirsHuge := r.iops(c.Group(), plan.IbIser), r.iops(c.Group(), plan.IbIserHuge)
+		t.add(jobText(c.Job), spread(theirs), spread(a), ratio(a, theirs), spread(theirsHuge), spread(b), ratio(b, theirsHuge),
+			median(r.Get(c.Group()+"/shared", plan.Switches)))
+	}
+	return t.String()
 }
 
 // pathTable shows what the data plane does per I/O.
@@ -112,6 +135,10 @@ func who(c plan.Cell) string {
 	switch {
 	case c.Initiator == plan.Shared:
 		return "iserd, iSER, shared memory"
+	case c.Initiator == plan.Shared4k:
+		return "iserd, iSER, shared memory of 4 KiB pages"
+	case c.Initiator == plan.IbIserHuge:
+		return "ib_iser, huge pages"
 	case c.Initiator == plan.Iserd && c.Transport == "tcp":
 		return "iserd, TCP"
 	case c.Initiator == plan.Iserd:
@@ -120,13 +147,24 @@ func who(c plan.Cell) string {
 	return string(c.Initiator)
 }
 
-// shareTable shows where instructions go, thousands per I/O.
-func (r *Results) shareTable(direction string) string {
-	t := table{head: []string{direction}}
+// shareTables show where instructions go, for each job that was looked at.
+func (r *Results) shareTables() string {
+	var tables []string
+	for _, g := range groups("share") {
+		if c := g[0]; c.Initiator == plan.NullBlk {
+			tables = append(tables, r.shareTable(c.Group(), c.Job))
+		}
+	}
+	return strings.Join(tables, "\n")
+}
+
+// shareTable shows where instructions go in the cells below a prefix, thousands per I/O.
+func (r *Results) shareTable(prefix string, j plan.Job) string {
+	t := table{head: []string{jobText(j)}}
 	var cells []plan.Cell
 	for _, g := range groups("share") {
 		for _, c := range g {
-			if strings.Contains(c.Name, "/"+direction+"/") && r.Cells[c.Name] != nil {
+			if strings.HasPrefix(c.Name, prefix+"/") && r.Cells[c.Name] != nil {
 				cells = append(cells, c)
 				t.head = append(t.head, who(c))
 			}
