@@ -36,6 +36,10 @@ build: deps ## build the programs into bin/
 demo: deps ## the whole job in a guest: target, discovery, login, file system, checksums, fio
 	@$(GO) run ./test/demo
 
+.PHONY: bench
+bench: deps ## compare with the peers in a guest that counts instructions; BENCHFLAGS='-only iser/4k-qd32 -runs 1' measures a part
+	@$(GO) run ./test/bench $(BENCHFLAGS)
+
 .PHONY: test
 test: deps ## every test: unit tests with the race detector, fuzz seeds, and the guest's
 	@$(TESTBED) tgt

@@ -40,6 +40,7 @@ type GuestConfig struct {
 	SystemBus bool      // start the D-Bus system bus in the guest
 	Modules   []string  // kernel modules to load beyond the usual ones
 	Append    string    // added to the kernel's command line
+	Plugin    string    // plugin of QEMU with its arguments, as -plugin takes it; with Count only
 	Console   io.Writer // gets the console as it comes; may be nil
 }
 
@@ -267,6 +268,9 @@ func (g *Guest) arguments(cfg GuestConfig, initrd string) []string {
 		cpus, cpu = 1, "max,-erms,-fsrm"
 		accel = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"}
 		cmdline += " init_on_alloc=0"
+		if cfg.Plugin != "" {
+			accel = append(accel, "-plugin", cfg.Plugin)
+		}
 	case g.bed.kvm:
 		accel = []string{"-accel", "kvm"}
 	}
