@@ -44,7 +44,7 @@ func (b *bench) measureCreation(ctx context.Context, c plan.Cell) (map[string]fl
 		return nil, err
 	}
 	for _, p := range paths {
-		if err := await("the device is gone", 20*time.Second, func() error {
+		if err := await("the device is gone", func() error {
 			if _, err := os.Stat(p); !os.IsNotExist(err) {
 				return fmt.Errorf("%s is there (%v)", p, err)
 			}

@@ -164,7 +164,7 @@ func whileRunning(ctx context.Context, c plan.Cell, paths []string, seconds floa
 		return "", err
 	}
 	// fio takes a while to start, and reads nothing before.
-	for limit := time.Now().Add(20 * time.Second); ; {
+	for limit := time.Now().Add(patience); ; {
 		now, err := idle.sectors()
 		if err != nil {
 			return fail(err)
@@ -178,7 +178,7 @@ func whileRunning(ctx context.Context, c plan.Cell, paths []string, seconds floa
 		case <-time.After(10 * time.Millisecond):
 		}
 		if time.Now().After(limit) {
-			return fail(errors.New("fio has done no I/O for 20 s"))
+			return fail(fmt.Errorf("fio has done no I/O for %v", patience))
 		}
 	}
 	whole := time.Duration(seconds * float64(time.Second))
@@ -195,7 +195,7 @@ func whileRunning(ctx context.Context, c plan.Cell, paths []string, seconds floa
 		if err != nil {
 			return "", fmt.Errorf("fio: %w: %s", err, strings.TrimSpace(stderr.String()))
 		}
-	case <-time.After(whole + 30*time.Second):
+	case <-time.After(whole + patience):
 		return fail(errors.New("fio does not end"))
 	}
 	return stdout.String(), nil

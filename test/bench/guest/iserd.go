@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/test/bench/plan"
@@ -53,7 +52,7 @@ func (d *iserd) start(ctx context.Context) error {
 	}
 	d.cmd, d.ended = cmd, make(chan error, 1)
 	go func() { d.ended <- cmd.Wait() }()
-	return await("iserd is ready", 20*time.Second, func() error {
+	return await("iserd is ready", func() error {
 		var r api.StatusReply
 		if err := ask(ctx, &r, "status"); err != nil {
 			return err
@@ -77,7 +76,7 @@ func (d *iserd) stop(context.Context) error {
 			continue
 		}
 		syscall.Kill(pid, syscall.SIGTERM)
-		if err := await("process has ended", 10*time.Second, func() error {
+		if err := await("process has ended", func() error {
 			if alive(pid) {
 				return fmt.Errorf("%d runs", pid)
 			}

@@ -55,6 +55,9 @@ func (e skipError) Error() string { return string(e) }
 // run measures all cells. A cell that fails is given up and the others go on.
 func (b *bench) run(ctx context.Context) error {
 	b.report(plan.Report{Versions: versions(ctx)})
+	if err := preload(ctx); err != nil {
+		return err
+	}
 	dropped := map[string]bool{}
 	for _, group := range plan.Groups(b.order.Cells) {
 		for run := 1; run <= b.order.Runs; run++ {

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
 	"iserd.org/iserd/test/bench/plan"
 )
@@ -42,7 +41,7 @@ func (o *openISCSI) start(ctx context.Context) error {
 		o.cmd = nil
 		return err
 	}
-	return await("iscsid answers", 20*time.Second, func() error {
+	return await("iscsid answers", func() error {
 		// Status 21 is "no sessions": it has answered.
 		err := exec.CommandContext(ctx, "iscsiadm", "-m", "session").Run()
 		if x, ok := err.(*exec.ExitError); ok && x.ExitCode() == 21 {
@@ -80,7 +79,7 @@ func (o *openISCSI) login(ctx context.Context, w want) ([]string, error) {
 		}
 	}
 	var paths []string
-	err := await("the disks are there", 60*time.Second, func() (err error) {
+	err := await("the disks are there", func() (err error) {
 		if paths, err = disks(); err == nil && len(paths) < w.devices {
 			err = fmt.Errorf("%d of %d", len(paths), w.devices)
 		}

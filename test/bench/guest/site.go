@@ -205,7 +205,7 @@ func (s *site) leave(ctx context.Context) error {
 		return err
 	}
 	for _, t := range s.targets {
-		if err := await("the target has no session", 20*time.Second, func() error {
+		if err := await("the target has no session", func() error {
 			n, err := t.Sessions()
 			if err == nil && n > 0 {
 				err = fmt.Errorf("%d are left", n)
@@ -234,15 +234,25 @@ func (s *site) noNullBlk(ctx context.Context) error {
 	return err
 }
 
-// await calls f until it returns nil: for events of other programs and of the kernel that have no descriptor to wait on.
-func await(what string, limit time.Duration, f func() error) error {
-	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+// patience bounds every wait for something that happens by itself. It is long because guest time is no measure of it: while the guest has
+// nothing to do but wait for the host, as for a page of a program that is read for the first time, time passes at once. What hangs for
+// ever costs little for the same reason.
+const patience = 10 * time.Minute
+
+// await calls f until it returns nil: for events of other programs and of the kernel that have no descriptor to wait on. After a while it
+// calls it less often.
+func await(what string, f func() error) error {
+	pause := 10 * time.Millisecond
+	for begin := time.Now(); ; time.Sleep(pause) {
 		err := f()
 		if err == nil {
 			return nil
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s: not within %v: %w", what, limit, err)
+		switch waited := time.Since(begin); {
+		case waited > patience:
+			return fmt.Errorf("%s: not within %v: %w", what, patience, err)
+		case waited > 30*time.Second:
+			pause = time.Second
 		}
 	}
 }
