@@ -127,9 +127,10 @@ type DeviceStats struct {
 	Errors          uint64 `json:"errors"`
 	Retries         uint64 `json:"retries"`
 	InFlight        int    `json:"in_flight"`
-	BytesShared     uint64 `json:"bytes_shared"`     // no copy
-	BytesRegistered uint64 `json:"bytes_registered"` // one copy, memory registered once
-	BytesTCP        uint64 `json:"bytes_tcp"`        // through a socket
+	BytesShared     uint64 `json:"bytes_shared"`         // no copy
+	BytesRegistered uint64 `json:"bytes_registered"`     // one copy, memory registered once
+	BytesTCP        uint64 `json:"bytes_tcp"`            // through a socket
+	BytesLent       uint64 `json:"bytes_lent,omitempty"` // of those, what moved between the socket and the application's own pages
 
 	// READs and WRITEs by the same tiers.
 	RequestsShared     uint64 `json:"requests_shared"`

@@ -82,6 +82,14 @@ func limits(u *ipc.Unit, configured int) (ublk.Params, int, error) {
 	return p, maxIO, nil
 }
 
+// transportFeatures are what a device gets for the sake of its transport: a socket reaches the pages of requests, an RDMA adapter does not.
+func transportFeatures(t ipc.Transport) ublk.Features {
+	if t == ipc.TransportTCP {
+		return ublk.FeatureZeroCopy
+	}
+	return 0
+}
+
 // serve makes a block device for a unit of a group that is up, or nothing.
 func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.Unit) (*device, error) {
 	b, err := s.control()
@@ -102,7 +110,7 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 	}
 	spec := ublk.DeviceSpec{
 		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: s.serverTag(g.ID, u.LUN),
-		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&(ublk.FeatureUpdateSize|ublk.FeatureSharedMemory),
+		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&(ublk.FeatureUpdateSize|ublk.FeatureSharedMemory|transportFeatures(g.Transport)),
 	}
 
 	// Each step leaves behind what undoes it.

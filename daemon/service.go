@@ -489,6 +489,7 @@ func sum(qs []ipc.QueueStats) api.DeviceStats {
 		t.RequestsShared += q.Requests.Shared
 		t.RequestsRegistered += q.Requests.Registered
 		t.RequestsTCP += q.Requests.TCP
+		t.BytesLent += q.Lent.Bytes
 	}
 	return t
 }

@@ -65,6 +65,9 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 			d.close()
 		}
 	}()
+	g.mu.Lock()
+	tcp := g.transport == ipc.TransportTCP
+	g.mu.Unlock()
 	for i := range a.Queues {
 		r := p.reactors[i]
 		q := &deviceQueue{reactor: r}
@@ -73,9 +76,13 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 				Unit: unit, Depth: a.Depth, Path: g.paths[i], Memory: r.memory, Clock: &r.clock,
 			})
 			q.kernel, err = char.OpenQueue(r.ring, i, a.Depth, q.lu)
-			if err == nil {
-				q.kernel.OnGone(d.queueGone)
+			if err != nil {
+				return
 			}
+			if tcp {
+				q.kernel.OpenLending() // without, everything is copied
+			}
+			q.kernel.OnGone(d.queueGone)
 		})
 		if err != nil {
 			return err
@@ -164,6 +171,7 @@ func (d *device) snapshot() ipc.Device {
 		}
 		if tcp {
 			stats.Tiers.TCP, stats.Requests.TCP = c.ReadBytes+c.WriteBytes, c.Reads+c.Writes
+			stats.Lent = ipc.LentCount{Requests: c.LentRequests, Bytes: c.LentBytes}
 		} else {
 			stats.Tiers.Shared, stats.Requests.Shared = c.SharedBytes, c.SharedRequests
 			stats.Tiers.Registered, stats.Requests.Registered = c.ReadBytes+c.WriteBytes-c.SharedBytes, c.Reads+c.Writes-c.SharedRequests

@@ -58,6 +58,9 @@ func (p *path) Submit(t *iscsi.Task) {
 	}
 }
 
+// Reaches tells whether the session moves data that is not mapped in this process.
+func (p *path) Reaches(d iscsi.Direction) bool { return p.session != nil && p.session.Reaches(d) }
+
 // Hold keeps a task for the next session. It returns false when the task is to fail instead.
 func (p *path) Hold(t *iscsi.Task) bool {
 	if p.refuse {

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -123,6 +124,9 @@ func (r *Reactor) open() error {
 	if r.event.fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		ring.Close()
 		return fmt.Errorf("eventfd: %w", err)
+	}
+	if err := ring.OpenBuffers(uring.MaxBuffers); err != nil && !errors.Is(err, uring.ErrNotSupported) {
+		r.plane.log.WithField("reactor", r.index).WithError(err).Warn("TCP goes without registered buffers")
 	}
 	r.event.slot = ring.Attach(wakeup{r})
 	r.armEvent()

@@ -46,6 +46,9 @@ type Limits struct {
 	Outstanding int // SCSI commands and control PDUs that may wait for an answer at once
 	MaxTransfer int // bytes of one command's data
 
+	// PagesIn and PagesOut say that tasks which read, or write, may have Pages, and that it pays. They may change.
+	PagesIn, PagesOut bool
+
 	// Unordered says that StatSN is not to be relied on. isert counts it up and posts the response without a lock, on several CPUs at
 	// once, so numbers arrive out of order, twice, or not at all (seen every few seconds under load on Linux 7.2). Nothing is lost on a
 	// reliable connection, and a response that comes twice is known by its tag.

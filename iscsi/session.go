@@ -136,6 +136,12 @@ func (s *Session) State() State { return s.state }
 // InFlight returns how many commands wait for an answer of the target.
 func (s *Session) InFlight() int { return s.inFlight }
 
+// Reaches tells whether tasks of that direction may have Pages.
+func (s *Session) Reaches(d Direction) bool {
+	limits := s.mover.Limits()
+	return d == Read && limits.PagesIn || d == Write && limits.PagesOut
+}
+
 // MaxTransfer is the data of one command, bytes at most.
 func (s *Session) MaxTransfer() int { return s.mover.Limits().MaxTransfer }
 
@@ -143,12 +149,12 @@ func (s *Session) MaxTransfer() int { return s.mover.Limits().MaxTransfer }
 func (s *Session) WindowWaits() uint64 { return s.waited }
 
 // Submit sends a task, or keeps it in order until the target's command window lets it go. The end is told to t.Handler, exactly once, and
-// never from within Submit unless the session is already down.
+// never from within Submit unless the session is already down, or does not reach the task's Pages.
 //
 // The command leaves at the next Flush.
 func (s *Session) Submit(t *Task) {
 	t.SenseLen, t.Residual, t.Overflow, t.next = 0, 0, false, nil
-	if s.state != StateLoggedIn {
+	if s.state != StateLoggedIn || t.Pages != nil && !s.Reaches(t.Direction) {
 		t.Outcome = NotSent
 		t.Handler.TaskDone(t)
 		return
@@ -193,7 +199,7 @@ func (s *Session) send(t *Task) {
 	c.SetAttribute(pdu.AttributeSimple)
 	c.SetLUN(uint64(t.LUN))
 	c.SetInitiatorTaskTag(t.itt)
-	c.SetExpectedDataTransferLength(uint32(len(t.Data)))
+	c.SetExpectedDataTransferLength(uint32(t.Length()))
 	c.SetCmdSN(t.cmdSN)
 	c.SetExpStatSN(s.expStatSN)
 	*c.CDB() = t.CDB
@@ -280,8 +286,8 @@ func (s *Session) scsiResponse(r pdu.SCSIResponse, data []byte) error {
 		t.Overflow, t.Residual = true, r.ResidualCount()
 	case r.Underflow():
 		t.Residual = r.ResidualCount()
-		if int64(t.Residual) > int64(len(t.Data)) {
-			return violation("11.4.5.1", "underflow of %d bytes in a transfer of %d", t.Residual, len(t.Data))
+		if int64(t.Residual) > int64(t.Length()) {
+			return violation("11.4.5.1", "underflow of %d bytes in a transfer of %d", t.Residual, t.Length())
 		}
 	}
 	if len(data) > 0 {

@@ -20,7 +20,7 @@ const (
 	Responded    Outcome = iota // the target answered: Status, Sense and the residual are valid
 	TargetFailed                // the target answered with a response code other than "completed at target": Response says which
 	Lost                        // the connection ended first; the target may or may not have carried the command out
-	NotSent                     // the session was already down; the target has not seen the command
+	NotSent                     // the session was already down, or cannot reach the Pages; the target has not seen the command
 )
 
 // MaxSense is how many bytes of sense data a task keeps (SPC-4 section 4.5 allows 252; the fields in use end far before).
@@ -36,6 +36,7 @@ type Task struct {
 	Direction Direction
 	Data      []byte      // the command's data, in a region that the transport has registered; len is the expected transfer length
 	Region    int         // ID of the mempool region that holds Data
+	Pages     Pages       // the command's data, if it is not in Data; only where the session Reaches it
 	Handler   TaskHandler // called once when the task has ended
 
 	Outcome  Outcome
@@ -49,6 +50,27 @@ type Task struct {
 	itt   uint32
 	cmdSN uint32
 	next  *Task // in Session.waiting
+}
+
+// Pages are data that is not mapped in this process: pages of another one that a driver has put into the ring's table of registered buffers. A
+// connection moves them by operations of the ring.
+type Pages interface {
+	// Len is the expected transfer length.
+	Len() int
+
+	// Fixed is their place in the table, and what operations give as the address of their first byte.
+	Fixed() (place uint16, base uintptr)
+
+	// CopyOut copies src into them, from byte off on; only for a Read.
+	CopyOut(src []byte, off int) error
+}
+
+// Length is the expected transfer length, bytes.
+func (t *Task) Length() int {
+	if t.Pages != nil {
+		return t.Pages.Len()
+	}
+	return len(t.Data)
 }
 
 // A TaskHandler is told about the end of its tasks, on the session's owner. It may submit again at once.

@@ -66,6 +66,7 @@ type Conn struct {
 	notifier    iscsi.Notifier
 	reason      error
 	outstanding [opCount]bool
+	sendLength  int           // bytes of the last opSend
 	pollFirst   [opCount]bool // the last operation emptied or filled the socket: wait before trying
 	bytesIn     uint64
 
@@ -156,7 +157,13 @@ func (c *Conn) EnableDatamover(n iscsi.Notifier) error {
 
 // Limits tells what the connection can carry.
 func (c *Conn) Limits() iscsi.Limits {
-	return iscsi.Limits{Outstanding: len(c.tasks), MaxTransfer: maxTransfer}
+	pages := c.ring != nil && c.ring.HasBuffers() && c.keys.dataDigest == 0 // a digest takes a processor that sees the data
+	return iscsi.Limits{
+		Outstanding: len(c.tasks),
+		MaxTransfer: maxTransfer,
+		PagesIn:     pages && !c.in.small,
+		PagesOut:    pages && c.keys.sendMax >= directSize,
+	}
 }
 
 // Received returns how many bytes have come so far. It moves while Data-In and R2T keep a target busy that the session does not hear of,
@@ -176,6 +183,10 @@ func (c *Conn) receive() {
 	first, second, waitAll := c.in.plan()
 	sqe := c.ring.SQE()
 	switch {
+	case waitAll && c.in.pages != nil:
+		place, base := c.in.pages.Fixed()
+		sqe.PrepRecv(c.fd, base+uintptr(c.in.offset()), uint32(c.in.left), unix.MSG_WAITALL)
+		sqe.UseFixed(place)
 	case waitAll:
 		sqe.PrepRecv(c.fd, addr(first), uint32(len(first)), unix.MSG_WAITALL)
 	case len(first) == 0:
@@ -188,20 +199,35 @@ func (c *Conn) receive() {
 		sqe.PrepRecvmsg(c.fd, unsafe.Pointer(c.mem.inMsg), 0)
 	}
 	if c.pollFirst[opReceive] {
-		sqe.Ioprio = uapi.IORING_RECVSEND_POLL_FIRST
+		sqe.Ioprio |= uapi.IORING_RECVSEND_POLL_FIRST
 	}
 	c.submitted(opReceive, sqe)
 }
 
-// send queues the rest of the message.
+// send queues the next piece of the message: pages, or all up to the next pages.
 func (c *Conn) send() {
-	iov := c.out.rest()
-	c.mem.outMsg.Iov = &iov[0]
-	c.mem.outMsg.SetIovlen(len(iov))
 	sqe := c.ring.SQE()
-	sqe.PrepSendmsg(c.fd, unsafe.Pointer(c.mem.outMsg), unix.MSG_NOSIGNAL)
+	pages, off, n := c.out.pages()
+	if pages != nil {
+		place, base := pages.Fixed()
+		sqe.PrepSend(c.fd, base+uintptr(off), uint32(n), unix.MSG_NOSIGNAL)
+		sqe.UseFixed(place)
+	} else {
+		iov := c.out.rest()
+		c.mem.outMsg.Iov = &iov[0]
+		c.mem.outMsg.SetIovlen(len(iov))
+		sqe.PrepSendmsg(c.fd, unsafe.Pointer(c.mem.outMsg), unix.MSG_NOSIGNAL)
+		if c.out.iovecNext+len(iov) < c.out.iovecs {
+			sqe.OpFlags |= unix.MSG_MORE
+		}
+		n = 0
+		for i := range iov {
+			n += int(iov[i].Len)
+		}
+	}
+	c.sendLength = n
 	if c.pollFirst[opSend] {
-		sqe.Ioprio = uapi.IORING_RECVSEND_POLL_FIRST
+		sqe.Ioprio |= uapi.IORING_RECVSEND_POLL_FIRST
 	}
 	c.submitted(opSend, sqe)
 }
@@ -247,15 +273,14 @@ func (c *Conn) received(res int32, flags uint32) error {
 func (c *Conn) sent(res int32) error {
 	switch {
 	case res >= 0:
-		c.pollFirst[opSend] = !c.advance(int(res))
-		if c.pollFirst[opSend] {
-			c.send()
+		c.pollFirst[opSend] = int(res) < c.sendLength
+		if c.advance(int(res)) {
+			return nil
 		}
-	case again(res):
-		c.send()
-	default:
+	case !again(res):
 		return fmt.Errorf("send: %w", unix.Errno(-res))
 	}
+	c.send()
 	return nil
 }
 

@@ -83,6 +83,9 @@ func (m *memory) close() error {
 	return err
 }
 
+// zeros pad the data of pages.
+var zeros [pdu.Alignment]byte
+
 func setIovec(v *unix.Iovec, b []byte) {
 	v.Base = unsafe.SliceData(b)
 	v.SetLen(len(b))

@@ -76,7 +76,13 @@ func TestWriteForms(t *testing.T) {
 func testWriteForm(t *testing.T, keys settings, length int, r *rand.Rand) {
 	c, rec := newStream(t, keys)
 	content := random(r, length)
-	start(t, c, 2, iscsi.Write, content)
+	k := &iscsi.Task{Direction: iscsi.Write, Data: content}
+	if keys.dataDigest == 0 && r.IntN(2) == 0 {
+		k.Data, k.Pages = nil, &pages{mem: content}
+	}
+	if err := startTask(c, 2, k); err != nil {
+		t.Fatal(err)
+	}
 	got := make([]byte, length)
 	first := min(keys.firstBurst, length)
 	immediate := 0

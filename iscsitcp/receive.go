@@ -44,28 +44,41 @@ type receiver struct {
 	stage   stage
 	bhs     pdu.BHS // of the Data-In under way; also of the response made of it
 	task    *task
-	segment []byte // place of its data segment in the task's memory
-	data    []byte // the part of segment that is still to come
-	trailer int    // bytes of padding and digest
+	segment []byte      // place of its data segment in the task's memory
+	pages   iscsi.Pages // or the task's pages, where it begins at byte start
+	start   int
+	size    int  // bytes of the data segment
+	left    int  // of those, what is still to come
+	trailer int  // bytes of padding and digest
+	small   bool // the target cuts reads into pieces for which pages do not pay
 }
+
+// rest is the place in memory of what is still to come of the data segment.
+func (in *receiver) rest() []byte { return in.segment[len(in.segment)-in.left:] }
+
+// offset is the same in pages.
+func (in *receiver) offset() int { return in.start + in.size - in.left }
 
 func (in *receiver) init(m *memory) {
 	*in = receiver{buffer: m.buffer, ahead: len(m.buffer), want: pdu.HeaderLength}
 }
 
 // plan returns where the next bytes go: to first, and after it is full to second. waitAll tells that only first counts and is to be
-// filled.
+// filled; if it is nil, the pages from offset on.
 func (in *receiver) plan() (first, second []byte, waitAll bool) {
 	if in.r > 0 { // what is left of a PDU moves to the front; it is less than one PDU
 		copy(in.buffer, in.buffer[in.r:in.w])
 		in.r, in.w = 0, in.w-in.r
 	}
-	if in.stage == stageData && len(in.data) >= directSize {
-		return in.data, nil, true
+	if in.stage == stageData && in.pages != nil {
+		return nil, nil, true
+	}
+	if in.stage == stageData && in.left >= directSize {
+		return in.rest(), nil, true
 	}
 	second = in.buffer[in.w:max(in.ahead, in.want)]
 	if in.stage == stageData {
-		first = in.data
+		first = in.rest()
 	}
 	return first, second, false
 }
@@ -74,7 +87,7 @@ func (in *receiver) plan() (first, second []byte, waitAll bool) {
 func (in *receiver) position() string {
 	switch {
 	case in.stage == stageData:
-		return fmt.Sprintf(" in a Data-In, %d of %d bytes missing", len(in.data), len(in.segment))
+		return fmt.Sprintf(" in a Data-In, %d of %d bytes missing", in.left, in.size)
 	case in.stage == stageTrailer || in.w > in.r:
 		return " in the middle of a PDU"
 	}
@@ -85,8 +98,8 @@ func (in *receiver) position() string {
 func (c *Conn) landed(n int) error {
 	in := &c.in
 	if in.stage == stageData {
-		k := min(n, len(in.data))
-		in.data = in.data[k:]
+		k := min(n, in.left)
+		in.left -= k
 		n -= k
 	}
 	in.w += n
@@ -102,10 +115,17 @@ func (c *Conn) parse() error {
 		case stageHeader:
 			more, err = c.header()
 		case stageData:
-			n := copy(in.data, in.buffer[in.r:in.w])
+			n := min(in.left, in.w-in.r)
+			if b := in.buffer[in.r : in.r+n]; in.pages == nil {
+				copy(in.rest(), b)
+			} else if n > 0 {
+				if err = in.pages.CopyOut(b, in.offset()); err != nil {
+					return fmt.Errorf("copy %d bytes of a Data-In for command %#08x: %w", n, in.task.itt, err)
+				}
+			}
 			in.r += n
-			in.data = in.data[n:]
-			if more = len(in.data) == 0; more {
+			in.left -= n
+			if more = in.left == 0; more {
 				in.stage, in.want = stageTrailer, in.trailer
 			}
 		case stageTrailer:
@@ -186,17 +206,22 @@ func (c *Conn) dataIn(p pdu.DataIn) error {
 		return protocolError("11.7", "DataSN %d of command %#08x, expected %d", p.DataSN(), k.itt, k.sn)
 	case offset != int64(k.done):
 		return protocolError("11.7", "Data-In of command %#08x at offset %d, expected %d", k.itt, offset, k.done)
-	case offset+int64(n) > int64(len(k.t.Data)):
+	case offset+int64(n) > int64(k.t.Length()):
 		return protocolError("11.7", "Data-In of command %#08x brings %d bytes at offset %d, there is room for %d",
-			k.itt, n, offset, len(k.t.Data))
+			k.itt, n, offset, k.t.Length())
 	}
 	in.ahead = len(in.buffer)
 	if n >= directSize {
 		in.ahead = shortAhead
 	}
-	in.stage, in.task = stageData, k
-	in.segment = k.t.Data[k.done : k.done+n]
-	in.data = in.segment
+	in.stage, in.task, in.size, in.left = stageData, k, n, n
+	if in.pages, in.start = k.t.Pages, k.done; in.pages == nil {
+		in.segment = k.t.Data[k.done : k.done+n]
+	} else if n >= directSize {
+		in.ahead = pdu.HeaderLength + c.keys.headerDigest // what is read beyond takes a copy and a system call
+	} else if k.done+n < in.pages.Len() {
+		in.small = true
+	}
 	in.trailer = 0
 	if n > 0 {
 		in.trailer = pdu.Padding(n) + c.keys.dataDigest
@@ -220,8 +245,8 @@ func (c *Conn) trailer() (more bool, err error) {
 	in.r += in.trailer
 	k := in.task
 	k.sn++
-	k.done += len(in.segment)
-	in.stage, in.want, in.task, in.segment, in.data = stageHeader, pdu.HeaderLength, nil, nil, nil
+	k.done += in.size
+	in.stage, in.want, in.task, in.segment, in.pages = stageHeader, pdu.HeaderLength, nil, nil, nil
 	if p := pdu.AsDataIn(&in.bhs); p.HasStatus() {
 		return true, c.respond(responseOf(p), nil)
 	}

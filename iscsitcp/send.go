@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/pdu"
 )
 
@@ -89,12 +90,14 @@ type sender struct {
 	free       []int32 // control buffers
 	expStatSN  uint32  // of the last PDU of the session
 	parts      [messagePDUs]part
-	partCount  int // parts of the message
-	partNext   int // the first part that has not left completely
-	iovecs     int // entries of mem.out in the message
-	iovecNext  int // the first that has not left completely
-	length     int // bytes of the message
-	gone       int // bytes that have left
+	partCount  int                        // parts of the message
+	partNext   int                        // the first part that has not left completely
+	iovecs     int                        // entries of mem.out in the message
+	iovecNext  int                        // the first that has not left completely
+	lent       [messageIovecs]iscsi.Pages // by iovec: what its base is an offset into; nil for memory
+	hasPages   bool                       // any of them
+	length     int                        // bytes of the message
+	gone       int                        // bytes that have left
 	header     pdu.BHS
 	freeBuffer [controlBuffers]int32
 }
@@ -157,20 +160,26 @@ func (c *Conn) sendControl(bhs *pdu.BHS, data []byte) error {
 func (c *Conn) build() bool {
 	o := &c.out
 	o.partCount, o.partNext, o.iovecs, o.iovecNext, o.length, o.gone = 0, 0, 0, 0, 0, 0
+	if o.hasPages {
+		clear(o.lent[:])
+		o.hasPages = false
+	}
 	bytes := 0
 	for o.partCount < messagePDUs && bytes < messageBytes {
 		e := o.commands.first()
 		if e == nil {
 			break
 		}
-		var data []byte
-		if e.control >= 0 {
-			data = c.mem.control[int(e.control)*controlMax:][:e.length]
-		} else if e.length > 0 {
-			data = c.tasks[e.slot].t.Data[:e.length]
+		p := part{slot: e.slot, control: e.control, command: e.slot >= 0}
+		switch {
+		case e.control >= 0:
+			c.add(&e.bhs, c.mem.control[int(e.control)*controlMax:][:e.length], p)
+		case e.length > 0:
+			c.addTask(&e.bhs, 0, int(e.length), p)
+		default:
+			c.add(&e.bhs, nil, p)
 		}
-		c.add(&e.bhs, data, part{slot: e.slot, control: e.control, command: e.slot >= 0})
-		bytes += len(data)
+		bytes += int(e.length)
 		o.commands.pop()
 	}
 	for o.partCount < messagePDUs && bytes < messageBytes {
@@ -202,29 +211,33 @@ func (c *Conn) dataOut(b *burst) int {
 	if r2t {
 		p.SetLUN(b.lun)
 	}
-	c.add(p.BHS, c.tasks[b.slot].t.Data[b.offset:b.offset+n], part{slot: b.slot, control: -1, last: last, r2t: r2t})
+	c.addTask(p.BHS, b.offset, n, part{slot: b.slot, control: -1, last: last, r2t: r2t})
 	b.offset += n
 	b.dataSN++
 	return n
 }
 
-// add appends a PDU to the message. Headers that follow each other without data share an iovec: a batch of reads is one.
+// addTask appends a PDU with n bytes of its task's data, from byte off on.
+func (c *Conn) addTask(h *pdu.BHS, off, n int, p part) {
+	t := c.tasks[p.slot].t
+	if t.Pages == nil {
+		c.add(h, t.Data[off:off+n], p)
+		return
+	}
+	c.addHeader(h)
+	c.out.iovecPages(t.Pages, off, n)
+	if pad := pdu.Padding(n); pad > 0 {
+		c.out.iovec(zeros[:pad])
+	}
+	c.added(pdu.HeaderLength+c.keys.headerDigest+pdu.Padded(n), p)
+}
+
+// add appends a PDU with data that lies in memory.
 func (c *Conn) add(h *pdu.BHS, data []byte, p part) {
 	o := &c.out
 	i := o.partCount
-	start := i * (pdu.HeaderLength + c.keys.headerDigest)
-	header := c.mem.headers[start:][:pdu.HeaderLength+c.keys.headerDigest]
-	copy(header, h[:])
-	if c.keys.headerDigest > 0 {
-		putDigest(header[pdu.HeaderLength:], checksum(0, h[:]))
-	}
-	if i > 0 && c.headerOnly(i-1) {
-		v := &c.mem.out[o.iovecs-1]
-		v.SetLen(int(v.Len) + len(header))
-	} else {
-		o.iovec(header)
-	}
-	length := len(header)
+	c.addHeader(h)
+	length := pdu.HeaderLength + c.keys.headerDigest
 	if len(data) > 0 {
 		o.iovec(data)
 		tail := c.mem.tails[i*tailStride:][:0]
@@ -241,9 +254,33 @@ func (c *Conn) add(h *pdu.BHS, data []byte, p part) {
 		}
 		length += len(data) + len(tail)
 	}
+	c.added(length, p)
+}
+
+// addHeader appends the header of a PDU. Headers that follow each other without data share an iovec: a batch of reads is one.
+func (c *Conn) addHeader(h *pdu.BHS) {
+	o := &c.out
+	i := o.partCount
+	start := i * (pdu.HeaderLength + c.keys.headerDigest)
+	header := c.mem.headers[start:][:pdu.HeaderLength+c.keys.headerDigest]
+	copy(header, h[:])
+	if c.keys.headerDigest > 0 {
+		putDigest(header[pdu.HeaderLength:], checksum(0, h[:]))
+	}
+	if i > 0 && c.headerOnly(i-1) {
+		v := &c.mem.out[o.iovecs-1]
+		v.SetLen(int(v.Len) + len(header))
+	} else {
+		o.iovec(header)
+	}
+}
+
+// added notes a PDU of length bytes that was appended.
+func (c *Conn) added(length int, p part) {
+	o := &c.out
 	o.length += length
 	p.end = o.length
-	o.parts[i] = p
+	o.parts[o.partCount] = p
 	o.partCount++
 }
 
@@ -258,11 +295,41 @@ func (c *Conn) headerOnly(i int) bool {
 
 func (o *sender) iovec(b []byte) {
 	setIovec(&o.mem.out[o.iovecs], b)
+	o.lent[o.iovecs] = nil
 	o.iovecs++
 }
 
-// rest returns what has not left of the message.
-func (o *sender) rest() []unix.Iovec { return o.mem.out[o.iovecNext:o.iovecs] }
+// iovecPages appends pages. The base of such an iovec is an offset.
+func (o *sender) iovecPages(p iscsi.Pages, off, n int) {
+	v := &o.mem.out[o.iovecs]
+	*base(v) = uintptr(off)
+	v.SetLen(n)
+	o.lent[o.iovecs] = p
+	o.iovecs++
+	o.hasPages = true
+}
+
+// base is the base of an iovec as a number.
+func base(v *unix.Iovec) *uintptr { return (*uintptr)(unsafe.Pointer(&v.Base)) }
+
+// pages returns what is to leave next if that is pages: n bytes from byte off on; else nil.
+func (o *sender) pages() (p iscsi.Pages, off, n int) {
+	if !o.hasPages || o.lent[o.iovecNext] == nil {
+		return nil, 0, 0
+	}
+	v := &o.mem.out[o.iovecNext]
+	return o.lent[o.iovecNext], int(*base(v)), int(v.Len)
+}
+
+// rest returns what has not left of the message, up to the next pages.
+func (o *sender) rest() []unix.Iovec {
+	end := o.iovecs
+	if o.hasPages {
+		for end = o.iovecNext; end < o.iovecs && o.lent[end] == nil; end++ {
+		}
+	}
+	return o.mem.out[o.iovecNext:end]
+}
 
 // advance takes note of n bytes that the kernel has taken, and returns whether the message is gone.
 func (c *Conn) advance(n int) bool {
@@ -275,7 +342,7 @@ func (c *Conn) advance(n int) bool {
 	for o.iovecNext < o.iovecs {
 		v := &o.mem.out[o.iovecNext]
 		if uint64(n) < uint64(v.Len) {
-			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
+			*base(v) += uintptr(n)
 			v.SetLen(int(v.Len) - n)
 			return false
 		}

@@ -58,14 +58,14 @@ func (c *Conn) sendCommand(bhs *pdu.BHS, t *iscsi.Task) error {
 	switch {
 	case slot >= len(c.tasks) || c.tasks[slot].t != nil:
 		return fmt.Errorf("%w: tag %#08x is out of range or in use", errBroken, itt)
-	case len(t.Data) > maxTransfer:
-		return fmt.Errorf("%w: %d bytes of data, at most %d are possible", errBroken, len(t.Data), maxTransfer)
+	case t.Length() > maxTransfer:
+		return fmt.Errorf("%w: %d bytes of data, at most %d are possible", errBroken, t.Length(), maxTransfer)
 	}
 	k := &c.tasks[slot]
 	*k = task{t: t, itt: itt, lun: bhs.LUN()}
 	immediate, unsolicited := 0, 0
 	if t.Direction == iscsi.Write {
-		first := min(c.keys.firstBurst, len(t.Data))
+		first := min(c.keys.firstBurst, t.Length())
 		if c.keys.immediateData {
 			immediate = min(first, c.keys.sendMax)
 		}
@@ -105,8 +105,8 @@ func (c *Conn) readyToTransfer(p pdu.R2T) error {
 		return protocolError("11.8", "R2TSN %d of command %#08x, expected %d", p.R2TSN(), k.itt, k.sn)
 	case n > int64(c.keys.maxBurst):
 		return protocolError("11.8", "R2T of command %#08x asks for %d bytes, MaxBurstLength is %d", k.itt, n, c.keys.maxBurst)
-	case offset+n > int64(len(k.t.Data)):
-		return protocolError("11.8", "R2T of command %#08x asks for %d bytes at %d, the command has %d", k.itt, n, offset, len(k.t.Data))
+	case offset+n > int64(k.t.Length()):
+		return protocolError("11.8", "R2T of command %#08x asks for %d bytes at %d, the command has %d", k.itt, n, offset, k.t.Length())
 	case offset != int64(k.done):
 		return protocolError("13.19", "R2T of command %#08x asks for offset %d, the next in order is %d", k.itt, offset, k.done)
 	case k.r2ts == c.keys.maxOutstandingR2T:
@@ -144,7 +144,7 @@ func (c *Conn) respond(bhs *pdu.BHS, data []byte) error {
 
 // complete checks that a command with GOOD status has moved what it says it has.
 func (k *task) complete(p pdu.SCSIResponse) error {
-	want := int64(len(k.t.Data))
+	want := int64(k.t.Length())
 	if p.Underflow() {
 		want -= int64(p.ResidualCount())
 	}

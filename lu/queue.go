@@ -20,6 +20,9 @@ type Path interface {
 	// Submit sends a task; its TaskDone follows.
 	Submit(t *iscsi.Task)
 
+	// Reaches tells whether tasks of that direction may have Pages, and that it pays. They are handed back as NotSent where they may not.
+	Reaches(d iscsi.Direction) bool
+
 	// Hold keeps a task that a lost session has handed back until there is a session again, and then sends it. It returns false when
 	// there will be none: the task is to fail.
 	Hold(t *iscsi.Task) bool
@@ -41,6 +44,8 @@ type Counters struct {
 	ReadBytes, WriteBytes  uint64
 	SharedRequests         uint64 // of the READs and WRITEs, those whose data was not copied
 	SharedBytes            uint64
+	LentRequests           uint64 // of the READs and WRITEs, those whose data moved between the socket and the request's own pages
+	LentBytes              uint64
 	Errors, Retries        uint64
 	InFlight               int
 }
@@ -73,10 +78,11 @@ type blockRequest interface {
 	Flags() ublk.Flags
 	Tag() uint16
 	Sector() ublk.Sector
-	Len() int
 	Shared() (index int, offset int64, ok bool)
 	Gather(dst []byte) (done bool, err error)
 	Scatter(src []byte) (done bool, err error)
+	Lend() bool
+	iscsi.Pages
 	Complete(res int32)
 }
 
@@ -91,6 +97,7 @@ type request struct {
 	shared *Shared        // data lies there, or
 	buffer mempool.Buffer // here, if holds
 	holds  bool
+	lent   bool // the data stays where it is
 
 	immediate, delayed, lost int      // how often it was sent again, by cause
 	next                     *request // in Memory.waiting
@@ -133,16 +140,24 @@ func (q *Queue) submit(k blockRequest) {
 			q.finish(r, -int32(unix.EINVAL))
 			return
 		}
-		if q.share(r) {
+		switch {
+		case q.share(r):
 			q.start(r)
-		} else if q.memory.get(r, r.length) {
-			q.load(r)
+		case !q.lend(r):
+			q.place(r)
 		}
 	case ublk.OpFlush:
 		r.length = 0
 		q.start(r)
 	default:
 		q.finish(r, -int32(unix.EOPNOTSUPP))
+	}
+}
+
+// place gives a request memory, soon.
+func (q *Queue) place(r *request) {
+	if q.memory.get(r, r.length) {
+		q.load(r)
 	}
 }
 
@@ -177,7 +192,10 @@ func (q *Queue) copied(r *request, err error) {
 func (q *Queue) start(r *request) {
 	t := &r.task
 	t.LUN = q.unit.LUN
-	t.Data, t.Region = r.data, r.region
+	t.Data, t.Region, t.Pages = r.data, r.region, nil
+	if r.lent {
+		t.Pages = r.kernel
+	}
 	lba := scsi.LBA(uint64(r.kernel.Sector()) >> q.shift)
 	blocks := uint32(r.length) / uint32(q.unit.LogicalBlockSize)
 	switch r.kernel.Op() {
@@ -219,7 +237,7 @@ func (r *request) TaskDone(t *iscsi.Task) {
 
 // good finishes a request whose command moved every byte.
 func (q *Queue) good(r *request) {
-	if r.kernel.Op() == ublk.OpRead && r.shared == nil {
+	if r.kernel.Op() == ublk.OpRead && r.shared == nil && !r.lent {
 		if done, err := r.kernel.Scatter(r.data); !done || err != nil {
 			if done {
 				q.finish(r, -int32(unix.EIO))
@@ -252,9 +270,13 @@ func (q *Queue) finish(r *request, result int32) {
 		}
 		r.unshare(int(result))
 	}
+	if r.lent && result > 0 {
+		q.counters.LentRequests++
+		q.counters.LentBytes += uint64(result)
+	}
 	k := r.kernel
-	r.kernel = nil
-	r.data, r.task.Data = nil, nil
+	r.kernel, r.lent = nil, false
+	r.data, r.task.Data, r.task.Pages = nil, nil, nil
 	k.Complete(result)
 	// The buffer goes last: its return may start another request.
 	q.memory.put(r)

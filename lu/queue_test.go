@@ -28,7 +28,10 @@ type block struct {
 	offset  int64
 	copies  int
 	later   bool // copies end by Copied
-	results []int32
+
+	lendable bool
+	lends    int
+	results  []int32
 }
 
 func (b *block) Shared() (int, int64, bool) { return b.shared - 1, b.offset, b.shared > 0 }
@@ -39,6 +42,15 @@ func (b *block) Tag() uint16         { return b.tag }
 func (b *block) Sector() ublk.Sector { return b.sector }
 func (b *block) Len() int            { return len(b.data) }
 func (b *block) Complete(res int32)  { b.results = append(b.results, res) }
+func (b *block) Lend() bool {
+	b.lends++
+	return b.lendable
+}
+func (b *block) Fixed() (uint16, uintptr) { return 0, 0 }
+func (b *block) CopyOut(src []byte, off int) error {
+	copy(b.data[off:], src)
+	return nil
+}
 func (b *block) Gather(dst []byte) (bool, error) {
 	b.copies++
 	copy(dst, b.data)
@@ -57,6 +69,7 @@ type disk struct {
 	tasks   []*iscsi.Task // in the order they came
 	answer  func(n int, t *iscsi.Task) bool
 	keep    bool // do not answer
+	reaches bool // tasks may have Pages
 	hold    bool
 	held    []*iscsi.Task
 }
@@ -67,6 +80,8 @@ func (d *disk) Submit(t *iscsi.Task) {
 		d.finish(t)
 	}
 }
+
+func (d *disk) Reaches(iscsi.Direction) bool { return d.reaches }
 
 func (d *disk) Hold(t *iscsi.Task) bool {
 	if d.hold {
@@ -88,15 +103,19 @@ func (d *disk) finish(t *iscsi.Task) {
 	case scsi.OpRead16, scsi.OpWrite16:
 		lba, blocks = binary.BigEndian.Uint64(t.CDB[2:]), uint64(binary.BigEndian.Uint32(t.CDB[10:]))
 	}
-	if blocks<<d.shift != uint64(len(t.Data)) {
-		panic(fmt.Sprintf("command for %d blocks has %d bytes of data", blocks, len(t.Data)))
+	data := t.Data
+	if t.Pages != nil {
+		data = t.Pages.(*block).data
 	}
-	if len(t.Data) > 0 && lba<<d.shift < uint64(len(d.content)) {
+	if blocks<<d.shift != uint64(t.Length()) {
+		panic(fmt.Sprintf("command for %d blocks has %d bytes of data", blocks, t.Length()))
+	}
+	if len(data) > 0 && lba<<d.shift < uint64(len(d.content)) {
 		at := d.content[lba<<d.shift:]
 		if t.Direction == iscsi.Read {
-			copy(t.Data, at)
+			copy(data, at)
 		} else {
-			copy(at, t.Data)
+			copy(at, data)
 		}
 	}
 	t.Handler.TaskDone(t)

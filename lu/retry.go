@@ -31,6 +31,10 @@ func (q *Queue) exception(r *request) {
 			q.finish(r, -int32(unix.EIO))
 			return
 		}
+		if r.lent {
+			q.unlend(r)
+			return
+		}
 		if q.path.Hold(t) {
 			q.counters.Retries++
 			return

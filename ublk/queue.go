@@ -19,6 +19,9 @@ type Handler interface {
 
 	// Copied tells the end of a Gather or Scatter that was not done at once, on the reactor. err is a bare errno.
 	Copied(r *Request, err error)
+
+	// Lent tells the end of a Lend, on the reactor. err is a bare errno; nil means that the pages are in the ring's table.
+	Lent(r *Request, err error)
 }
 
 // Stats counts what a queue did. The reactor writes it.
@@ -31,6 +34,7 @@ type Stats struct {
 	Double                                        uint64 // completions of requests that were not out, ignored
 	Copies                                        uint64 // system calls of CopyIn and CopyOut
 	RingCopies                                    uint64 // copies done by the ring on its way
+	Lent                                          uint64 // requests whose pages were put into the ring's table
 }
 
 // Queue is one hardware queue of a device, served by one reactor. Its methods belong to that reactor.
@@ -46,13 +50,15 @@ type Queue struct {
 	descs   []uapi.UblksrvIoDesc
 	reqs    []Request
 
-	inline   bool  // the ring reads and writes the character device while it submits, so that a copy needs no system call of its own
-	out      int   // requests at the handler
-	back     int   // tags that the driver gave back
-	refused  error // first errno of a fetch or commit that is not a cancellation
-	closed   bool
-	onGone   func()
-	finished bool
+	fixed     int   // place of tag 0 in the ring's table of buffers, -1 if the queue has none
+	noLending bool  // the driver does not put pages there
+	inline    bool  // the ring reads and writes the character device while it submits, so that a copy needs no system call of its own
+	out       int   // requests at the handler
+	back      int   // tags that the driver gave back
+	refused   error // first errno of a fetch or commit that is not a cancellation
+	closed    bool
+	onGone    func()
+	finished  bool
 
 	scratch [8]byte // of probeInline
 
@@ -113,6 +119,8 @@ func (d *Device) OpenQueue(ring *uring.Ring, q, depth int, h Handler) (*Queue, e
 const (
 	tokenCopy  = 1 << 16 // a copy of request data
 	tokenProbe = 1 << 17
+	tokenLend  = 1 << 18 // pages on their way into the ring's table
+	tokenBack  = 1 << 19 // and out of it
 	tagMask    = 1<<16 - 1
 )
 
@@ -130,7 +138,7 @@ func (q *Queue) probeInline() bool {
 
 // newQueue makes a queue without a mapping.
 func newQueue(d *Device, ring *uring.Ring, q, depth int, h Handler) *Queue {
-	queue := &Queue{dev: d, ring: ring, h: h, id: uint16(q), depth: depth, reqs: make([]Request, depth)}
+	queue := &Queue{dev: d, ring: ring, h: h, id: uint16(q), depth: depth, fixed: -1, reqs: make([]Request, depth)}
 	for tag := range queue.reqs {
 		r := &queue.reqs[tag]
 		r.q, r.tag = queue, uint16(tag)
@@ -151,12 +159,18 @@ func (q *Queue) command(op uint32, tag uint16, result int32) {
 
 // Complete implements uring.Completer: the driver delivers a request, or gives a tag back.
 func (q *Queue) Complete(token uint32, res int32, _ uint32) {
-	if int(token&tagMask) >= len(q.reqs) || token&tokenProbe != 0 {
+	if int(token&tagMask) >= len(q.reqs) {
 		return
 	}
 	r := &q.reqs[token&tagMask]
-	if token&tokenCopy != 0 {
+	switch token &^ tagMask {
+	case tokenCopy:
 		q.copied(r, res)
+		return
+	case tokenLend:
+		q.lent(r, res)
+		return
+	case tokenProbe, tokenBack:
 		return
 	}
 	if res != uapi.UBLK_IO_RES_OK {
@@ -223,6 +237,10 @@ func (q *Queue) goneNow() {
 func (q *Queue) finish() {
 	if q.closed && q.Gone() && !q.finished {
 		q.finished = true
+		if q.fixed >= 0 {
+			q.ring.GiveBuffers(q.fixed, q.depth)
+			q.ring.Release(q.depth)
+		}
 		q.ring.Detach(q.slot)
 		q.dev.unref()
 	}

@@ -55,6 +55,7 @@ type handlerFunc func(r *Request)
 
 func (f handlerFunc) Submit(r *Request)      { f(r) }
 func (f handlerFunc) Copied(*Request, error) {}
+func (f handlerFunc) Lent(*Request, error)   {}
 
 func TestRequestFields(t *testing.T) {
 	var got *Request

@@ -60,6 +60,7 @@ type Request struct {
 	pos  int64 // of its data in the character device
 	tag  uint16
 	out  bool // at the handler
+	lent bool // its pages are in the ring's table
 	gone bool // the driver gave the tag back
 }
 
@@ -219,6 +220,7 @@ func (r *Request) Complete(res int32) {
 	}
 	r.out = false
 	q.out--
+	r.takeBack()
 	if res >= 0 {
 		switch r.Op() {
 		case OpRead, OpWrite:

@@ -149,6 +149,9 @@ func (m *ram) serve(r *Request) {
 // Copied ends a request whose copy was made by the ring.
 func (m *ram) Copied(r *Request, err error) { m.answer(r, r.Len(), err) }
 
+// Lent is not asked for.
+func (m *ram) Lent(r *Request, err error) { r.Complete(-int32(unix.EIO)) }
+
 func (m *ram) answer(r *Request, n int, err error) {
 	if err != nil {
 		var errno unix.Errno

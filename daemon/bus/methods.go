@@ -237,6 +237,7 @@ func (d device) GetStatistics(opts map[string]dbus.Variant) (map[string]uint64, 
 			"reads": s.Reads, "writes": s.Writes, "flushes": s.Flushes, "read_bytes": s.ReadBytes, "write_bytes": s.WriteBytes, "errors": s.Errors,
 			"retries": s.Retries, "in_flight": uint64(min(max(0, s.InFlight), math.MaxInt32)), "bytes_shared": s.BytesShared, "bytes_registered": s.BytesRegistered,
 			"bytes_tcp": s.BytesTCP, "requests_shared": s.RequestsShared, "requests_registered": s.RequestsRegistered, "requests_tcp": s.RequestsTCP,
+			"bytes_lent": s.BytesLent,
 		}, nil
 	}
 	return nil, dbusError(api.Errorf(api.ErrUnknownObject, "the device is gone"))

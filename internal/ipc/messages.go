@@ -246,6 +246,13 @@ type QueueStats struct {
 	InFlight   int       `json:"in_flight"`
 	Tiers      TierCount `json:"tiers"`         // payload bytes
 	Requests   TierCount `json:"tier_requests"` // READs and WRITEs
+	Lent       LentCount `json:"lent"`
+}
+
+// LentCount counts what of the TCP tier moved between the socket and the request's own pages; the rest was copied once more in between.
+type LentCount struct {
+	Requests uint64 `json:"requests"` // READs and WRITEs
+	Bytes    uint64 `json:"bytes"`    // of payload
 }
 
 // TierCount counts by copy tier.

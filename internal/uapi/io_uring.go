@@ -129,6 +129,31 @@ type KernelTimespec struct {
 
 var _ = [1]struct{}{}[unsafe.Sizeof(KernelTimespec{})-16]
 
+// IoUringRsrcRegister mirrors struct io_uring_rsrc_register, the argument of IORING_REGISTER_BUFFERS2.
+type IoUringRsrcRegister struct {
+	_     structs.HostLayout
+	Nr    uint32
+	Flags uint32 // IORING_RSRC_REGISTER_SPARSE
+	Resv2 uint64
+	Data  uint64 // address of the iovecs
+	Tags  uint64
+}
+
+var _ = [1]struct{}{}[unsafe.Sizeof(IoUringRsrcRegister{})-32]
+
+// IoUringRsrcUpdate2 mirrors struct io_uring_rsrc_update2, the argument of IORING_REGISTER_BUFFERS_UPDATE.
+type IoUringRsrcUpdate2 struct {
+	_      structs.HostLayout
+	Offset uint32 // the first place
+	Resv   uint32
+	Data   uint64 // address of the iovecs
+	Tags   uint64
+	Nr     uint32
+	Resv2  uint32
+}
+
+var _ = [1]struct{}{}[unsafe.Sizeof(IoUringRsrcUpdate2{})-32]
+
 // Flags of io_uring_setup(2).
 const (
 	IORING_SETUP_IOPOLL        uint32 = 1 << 0
@@ -180,9 +205,14 @@ const (
 
 // Operations of io_uring_register(2).
 const (
-	IORING_REGISTER_EVENTFD   uint32 = 4
-	IORING_UNREGISTER_EVENTFD uint32 = 5
+	IORING_REGISTER_EVENTFD        uint32 = 4
+	IORING_UNREGISTER_EVENTFD      uint32 = 5
+	IORING_REGISTER_BUFFERS2       uint32 = 15
+	IORING_REGISTER_BUFFERS_UPDATE uint32 = 16
 )
+
+// IORING_RSRC_REGISTER_SPARSE, in the flags of an IoUringRsrcRegister: a table of empty places.
+const IORING_RSRC_REGISTER_SPARSE uint32 = 1 << 0
 
 // Opcodes, enum io_uring_op.
 const (

@@ -13,6 +13,8 @@ func TestOffsets(t *testing.T) {
 		cqe    CQE
 		par    IoUringParams
 		arg    IoUringGeteventsArg
+		reg    IoUringRsrcRegister
+		upd    IoUringRsrcUpdate2
 		cmd    UblksrvCtrlCmd
 		info   UblksrvCtrlDevInfo
 		desc   UblksrvIoDesc
@@ -46,6 +48,9 @@ func TestOffsets(t *testing.T) {
 		{"sq_off.array", unsafe.Offsetof(par.SqOff.Array), 24},
 		{"cq_off.cqes", unsafe.Offsetof(par.CqOff.Cqes), 20},
 		{"getevents_arg.ts", unsafe.Offsetof(arg.Ts), 16},
+		{"rsrc_register.data", unsafe.Offsetof(reg.Data), 16},
+		{"rsrc_update2.data", unsafe.Offsetof(upd.Data), 8},
+		{"rsrc_update2.nr", unsafe.Offsetof(upd.Nr), 24},
 		{"ctrl_cmd.queue_id", unsafe.Offsetof(cmd.QueueID), 4},
 		{"ctrl_cmd.len", unsafe.Offsetof(cmd.Len), 6},
 		{"ctrl_cmd.addr", unsafe.Offsetof(cmd.Addr), 8},

@@ -50,6 +50,13 @@ func (e *SQE) PrepWrite(fd int, addr uintptr, n uint32, off uint64) {
 	e.Opcode, e.Fd, e.Addr, e.Len, e.Off = IORING_OP_WRITE, int32(fd), uint64(addr), n, off
 }
 
+// UseFixed makes a prepared SEND or RECV work on the buffer at a place of the ring's table (Linux 7.2). The address of the entry is one of memory
+// for a buffer of this process, and an offset for one that a driver has put there.
+func (e *SQE) UseFixed(index uint16) {
+	e.Ioprio |= IORING_RECVSEND_FIXED_BUF
+	e.BufIndex = index
+}
+
 // PrepUringCmd passes the command op to the driver behind fd; its payload goes into e.Cmd. Result: the driver's.
 func (e *SQE) PrepUringCmd(fd int, op uint32) {
 	e.Opcode, e.Fd, e.Off = IORING_OP_URING_CMD, int32(fd), uint64(op)

@@ -59,6 +59,9 @@ type Ring struct {
 	kOverflow *uint32
 	reserved  int
 
+	buffers int    // places in the table of registered buffers
+	taken   []bool // of those, the ones that are in use
+
 	slots []slot
 	free  []Slot
 

@@ -2,6 +2,7 @@
 package loop
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
@@ -12,6 +13,9 @@ import (
 	"iserd.org/iserd/internal/require"
 	"iserd.org/iserd/internal/uring"
 )
+
+// buffers is the size of the ring's table of registered buffers, where the kernel has what it takes.
+const buffers = 64
 
 // Loop is a running reactor. It ends with its test.
 type Loop struct {
@@ -89,6 +93,10 @@ func (l *Loop) run(started chan<- error) {
 		return
 	}
 	defer l.Ring.Close()
+	if err = l.Ring.OpenBuffers(buffers); err != nil && !errors.Is(err, uring.ErrNotSupported) {
+		started <- err
+		return
+	}
 	if l.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		started <- err
 		return
