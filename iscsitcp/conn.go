@@ -170,12 +170,57 @@ func (c *Conn) Limits() iscsi.Limits {
 // so a time-out can tell a slow target from a dead one.
 func (c *Conn) Received() uint64 { return c.bytesIn }
 
-// Flush queues one SENDMSG with what is waiting, if none is under way.
+// Flush sends what is waiting, if nothing is under way: at once as far as the socket has room, and the rest by the ring. A SENDMSG of the ring would
+// end as soon, but its completion would wake the reactor for nothing.
 func (c *Conn) Flush() error {
-	if c.state == up && !c.outstanding[opSend] && c.build() {
-		c.send()
+	for c.state == up && !c.outstanding[opSend] && c.build() {
+		if !c.push() {
+			c.send()
+		}
 	}
 	return nil
+}
+
+// push sends of the message what needs no ring and no waiting, and returns whether it is gone. An error of the socket is left to the ring to tell.
+func (c *Conn) push() bool {
+	for {
+		if pages, _, _ := c.out.pages(); pages != nil {
+			return false
+		}
+		msg := c.prepareMessage()
+		n, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(c.fd), msg, uintptr(c.messageFlags()|unix.MSG_DONTWAIT))
+		if errno != 0 {
+			c.pollFirst[opSend] = errno == unix.EAGAIN
+			return false
+		}
+		if c.advance(int(n)) {
+			return true
+		}
+		if int(n) < c.sendLength {
+			c.pollFirst[opSend] = true
+			return false
+		}
+	}
+}
+
+// prepareMessage makes the struct msghdr of all up to the next pages, and returns its address.
+func (c *Conn) prepareMessage() uintptr {
+	iov := c.out.rest()
+	c.mem.outMsg.Iov = &iov[0]
+	c.mem.outMsg.SetIovlen(len(iov))
+	c.sendLength = 0
+	for i := range iov {
+		c.sendLength += int(iov[i].Len)
+	}
+	return uintptr(unsafe.Pointer(c.mem.outMsg))
+}
+
+// messageFlags are those of its SENDMSG.
+func (c *Conn) messageFlags() uint32 {
+	if c.out.hasPages && c.out.iovecNext+int(c.mem.outMsg.Iovlen) < c.out.iovecs {
+		return unix.MSG_NOSIGNAL | unix.MSG_MORE
+	}
+	return unix.MSG_NOSIGNAL
 }
 
 // receive queues the next RECV.
@@ -207,25 +252,15 @@ func (c *Conn) receive() {
 // send queues the next piece of the message: pages, or all up to the next pages.
 func (c *Conn) send() {
 	sqe := c.ring.SQE()
-	pages, off, n := c.out.pages()
-	if pages != nil {
+	if pages, off, n := c.out.pages(); pages != nil {
 		place, base := pages.Fixed()
 		sqe.PrepSend(c.fd, base+uintptr(off), uint32(n), unix.MSG_NOSIGNAL)
 		sqe.UseFixed(place)
+		c.sendLength = n
 	} else {
-		iov := c.out.rest()
-		c.mem.outMsg.Iov = &iov[0]
-		c.mem.outMsg.SetIovlen(len(iov))
-		sqe.PrepSendmsg(c.fd, unsafe.Pointer(c.mem.outMsg), unix.MSG_NOSIGNAL)
-		if c.out.iovecNext+len(iov) < c.out.iovecs {
-			sqe.OpFlags |= unix.MSG_MORE
-		}
-		n = 0
-		for i := range iov {
-			n += int(iov[i].Len)
-		}
+		c.prepareMessage()
+		sqe.PrepSendmsg(c.fd, unsafe.Pointer(c.mem.outMsg), c.messageFlags())
 	}
-	c.sendLength = n
 	if c.pollFirst[opSend] {
 		sqe.Ioprio |= uapi.IORING_RECVSEND_POLL_FIRST
 	}
@@ -275,6 +310,9 @@ func (c *Conn) sent(res int32) error {
 	case res >= 0:
 		c.pollFirst[opSend] = int(res) < c.sendLength
 		if c.advance(int(res)) {
+			return nil
+		}
+		if !c.pollFirst[opSend] && c.push() {
 			return nil
 		}
 	case !again(res):

@@ -125,10 +125,10 @@ func (r *Request) CopyOut(src []byte, off int) error {
 const ringCopy = 64 << 10
 
 // Gather copies the data of a WRITE into dst, all of it: like CopyIn, but by the ring if that takes no worker thread, so that one system call
-// makes the copies of many requests. If it could be done at once done is true, and err tells how it went. Else the next Enter makes the copy and
+// makes the copies of many requests; a request that is alone has nothing from it but one more turn of the reactor. If it could be done at once done is true, and err tells how it went. Else the next Enter makes the copy and
 // the handler's Copied follows; dst belongs to the kernel until then.
 func (r *Request) Gather(dst []byte) (done bool, err error) {
-	if !r.q.inline || len(dst) > ringCopy {
+	if !r.q.inline || len(dst) > ringCopy || r.q.out == 1 {
 		return true, r.CopyIn(dst, 0)
 	}
 	if r.Op() != OpWrite || len(dst) != r.Len() || !r.out {
@@ -142,7 +142,7 @@ func (r *Request) Gather(dst []byte) (done bool, err error) {
 
 // Scatter copies src into the data of a READ, all of it: the other direction of Gather.
 func (r *Request) Scatter(src []byte) (done bool, err error) {
-	if !r.q.inline || len(src) > ringCopy {
+	if !r.q.inline || len(src) > ringCopy || r.q.out == 1 {
 		return true, r.CopyOut(src, 0)
 	}
 	if r.Op() != OpRead || len(src) != r.Len() || !r.out {
