@@ -13,7 +13,8 @@
 //	  Control: DEL_DEV
 //
 // Data moves in the driver's user copy mode (UBLK_F_USER_COPY): [Request.CopyIn] and [Request.CopyOut] copy between the pages of the
-// block request and any buffer of the caller, at the price of one system call each.
+// block request and any buffer of the caller, at the price of one system call each; [Request.Gather] and [Request.Scatter] make one system call for
+// many. [Request.Lend] leaves the data where it is, for a socket of the ring (UBLK_F_SUPPORT_ZERO_COPY).
 //
 // A tag is in one of three places. Only its reactor moves it.
 //
