@@ -178,6 +178,16 @@ func TestPagesDigest(t *testing.T) {
 	c.logout()
 }
 
+// afterSocket sees to it that a task which is lost with its connection does not end before the operations of the socket.
+type afterSocket struct{ c *client }
+
+func (a afterSocket) TaskDone(k *iscsi.Task) {
+	if o := &a.c.conn.outstanding; k.Outcome == iscsi.Lost && (o[opReceive] || o[opSend]) {
+		a.c.t.Error("a task has ended while the socket may reach its pages")
+	}
+	a.c.ended <- k
+}
+
 // TestPagesConnectionLost ends the connection while pages are being sent and received. Nothing may reach them when the tasks have ended.
 func TestPagesConnectionLost(t *testing.T) {
 	l := loop.New(t)
@@ -206,17 +216,17 @@ func TestPagesConnectionLost(t *testing.T) {
 				tasks = append(tasks, writePages(uint32(i*2048), p))
 			}
 		}
-		c.submit(tasks...)
+		l.Do(func() {
+			for _, k := range tasks {
+				k.Handler = afterSocket{c}
+				c.session.Submit(k)
+			}
+		})
 		lost := 0
 		for _, k := range c.wait(len(tasks)) {
 			if k.Outcome == iscsi.Lost {
 				lost++
 			}
-			c.l.Call(func() {
-				if k.Outcome == iscsi.Lost && (c.conn.outstanding[opReceive] || c.conn.outstanding[opSend]) {
-					t.Error("a task has ended while the socket may reach its pages")
-				}
-			})
 		}
 		if lost == 0 {
 			t.Error("no task was lost")
