@@ -57,7 +57,12 @@ func (p *Plane) addBuffer(ctx context.Context, r ipc.BufferAddRequest) (err erro
 	if err := unix.Fstat(int(files[0].Fd()), &st); err != nil {
 		return fmt.Errorf("buffer %d: fstat: %w", r.ID, err)
 	}
-	if huge := max(st.Blksize, page); r.Length%huge != 0 || r.Offset%huge != 0 { // of hugetlbfs; tmpfs and memfd tell the page size
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(files[0].Fd()), &fs); err != nil {
+		return fmt.Errorf("buffer %d: fstatfs: %w", r.ID, err)
+	}
+	// On hugetlbfs the block is the page, and a mapping can only be undone in whole pages.
+	if huge := int64(fs.Bsize); fs.Type == unix.HUGETLBFS_MAGIC && (r.Length%huge != 0 || r.Offset%huge != 0) {
 		return &ipc.Error{Code: api.ErrInvalidArgs, Text: fmt.Sprintf("range %d+%d is not made of whole pages of %d bytes", r.Offset, r.Length, huge)}
 	}
 	if r.Offset+r.Length > st.Size {
