@@ -272,7 +272,7 @@ func TestLoginLogout(t *testing.T) {
 		t.Errorf("size %v", x)
 	}
 	var stats map[string]uint64
-	if err := f.call(dev, deviceInterface+".GetStatistics", opts{}).Store(&stats); err != nil || stats["reads"] != 11 || len(stats) != 14 {
+	if err := f.call(dev, deviceInterface+".GetStatistics", opts{}).Store(&stats); err != nil || stats["reads"] != 11 || len(stats) != 15 {
 		t.Errorf("statistics %v, %v", stats, err)
 	}
 	var all map[dbus.ObjectPath]map[string]map[string]dbus.Variant
