@@ -12,7 +12,7 @@ const lendFrom = 32 << 10
 // lend lets the data of a request stay in its pages, for the socket to send from and receive into. It returns false when that is not
 // possible, or does not pay. Else Lent follows.
 func (q *Queue) lend(r *request) bool {
-	if r.length < lendFrom {
+	if _, _, shared := r.kernel.Shared(); r.length < lendFrom || shared {
 		return false
 	}
 	d := iscsi.Read

@@ -3,6 +3,7 @@ package ublk
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -95,6 +96,52 @@ func TestRequestFields(t *testing.T) {
 	if err := r.CopyIn(buf, 0); err != unix.EINVAL {
 		t.Errorf("copy after Complete: %v", err)
 	}
+}
+
+// TestLend puts pages into the ring's table before the handler goes on, and takes them out before the commit.
+func TestLend(t *testing.T) {
+	var got *Request
+	q := bench(t, 4, handlerFunc(func(r *Request) { got = r }))
+	q.descs[2] = uapi.UblksrvIoDesc{OpFlags: uint32(uapi.UBLK_IO_OP_READ), NrSectors: 8}
+	q.Complete(2, 0, 0)
+	if got.Lend() {
+		t.Fatal("a queue without places lends")
+	}
+	q.fixed = 100
+	if !got.Lend() {
+		t.Fatal("does not lend")
+	}
+	q.Complete(2|tokenLend, 0, 0)
+	if place, base := got.Fixed(); place != 102 || base != 0 || q.Stats.Lent != 1 {
+		t.Errorf("place %d, base %#x, %+v", place, base, q.Stats)
+	}
+	got.Complete(4096)
+	want := []uint32{uapi.UBLK_U_IO_REGISTER_IO_BUF, uapi.UBLK_U_IO_UNREGISTER_IO_BUF, uapi.UBLK_U_IO_COMMIT_AND_FETCH_REQ}
+	if list := commands(q, 3); !slices.Equal(list, want) {
+		t.Errorf("commands %#x, want %#x", list, want)
+	}
+	// A driver that refuses is not asked again.
+	q.Complete(2, 0, 0)
+	got.Lend()
+	q.Complete(2|tokenLend, -int32(unix.EINVAL), 0)
+	if got.Lend() {
+		t.Error("lends again what the driver refuses")
+	}
+	got.Complete(4096)
+	if last := commands(q, 1)[0]; last != uapi.UBLK_U_IO_COMMIT_AND_FETCH_REQ || q.Stats.Lent != 1 {
+		t.Errorf("last command %#x, %+v", last, q.Stats)
+	}
+}
+
+// commands gives the driver's commands in the last n entries on the ring, which has not wrapped around.
+func commands(q *Queue, n int) []uint32 {
+	e := q.ring.SQE()
+	var got []uint32
+	for i := n; i > 0; i-- {
+		prev := (*uapi.SQE)(unsafe.Add(unsafe.Pointer(e), -i*int(unsafe.Sizeof(*e))))
+		got = append(got, uint32(prev.Off))
+	}
+	return got
 }
 
 // TestResults looks at the result that goes to the driver, in the entry on the ring.
