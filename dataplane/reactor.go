@@ -288,8 +288,11 @@ func (r *Reactor) sleep() {
 			continue
 		}
 		cq.Arm()
-		if n, _ := cq.Poll(); n > 0 {
-			work += n
+		for !cq.Armed() { // more than a batch may be there, and raises no notification any more
+			n, err := cq.Poll()
+			if work += n; err != nil || n == 0 {
+				break
+			}
 		}
 	}
 	if work > 0 || r.ring.Ready() {

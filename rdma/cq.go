@@ -63,6 +63,7 @@ type CQ struct {
 	qps     int
 	closed  bool
 	armed   bool // a notification will come or is on FD; owner only
+	empty   bool // a poll after Arm found the queue empty; owner only
 }
 
 // NewCQ makes a completion queue of at least entries entries. [Conn.CreateQP] promises every QP its MaxSend+MaxRecv of them, so the queue
@@ -150,7 +151,7 @@ func (cq *CQ) Arm() error {
 	if rc := C.shim_arm(address(cq.c)); rc != 0 {
 		return cq.d.verbError("ibv_req_notify_cq", syscall.Errno(rc))
 	}
-	cq.armed = true
+	cq.armed, cq.empty = true, false
 	return nil
 }
 
@@ -173,8 +174,8 @@ func (cq *CQ) DrainEvents() error {
 }
 
 // Armed reports whether Poll has nothing to find before the notification comes: the queue was armed and then found empty, or its
-// notification is on FD.
-func (cq *CQ) Armed() bool { return cq.armed && !cq.chores.Load() && cq.pos == cq.have }
+// notification is on FD. Completions that were there before the queue was armed raise none, so a full batch does not count as empty.
+func (cq *CQ) Armed() bool { return cq.armed && cq.empty && !cq.chores.Load() && cq.pos == cq.have }
 
 // address is a pointer to memory outside the Go heap as C takes it.
 func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
@@ -201,6 +202,7 @@ func (cq *CQ) Poll() (int, error) {
 			return 0, cq.d.verbError("ibv_poll_cq", syscall.EIO)
 		}
 		cq.pos, cq.have = 0, n
+		cq.empty = n < pollBatch
 		if n == 0 {
 			cq.stats.EmptyPolls++
 		}

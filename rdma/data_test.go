@@ -161,6 +161,46 @@ func TestAccessEndsWithMR(t *testing.T) {
 	}
 }
 
+// TestArmed fills the queue with more than one batch before it is armed: those completions raise no notification, so the queue may only pass for
+// armed when all of them were taken.
+func TestArmed(t *testing.T) {
+	const messages = pollBatch + 30
+	l := listenOn(t, addr4)
+	a, p := connect(t, l, options{caps: QPCaps{MaxSend: messages, MaxRecv: messages}, recvs: func(e *end) {
+		for i := range messages {
+			e.recv(uint64(i), 0, 8)
+		}
+	}})
+	defer noLeak(t)
+	defer l.Close()
+	defer a.close()
+	defer p.close()
+	if err := p.cq.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range messages {
+		a.send(uint64(i), 0, 8)
+	}
+	pump(t, func() bool { return len(a.wcs) == messages }, a) // acknowledged, hence there
+	if err := p.cq.Arm(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []struct {
+		n     int
+		armed bool
+	}{{pollBatch, false}, {messages - pollBatch, true}, {0, true}} {
+		if p.cq.Armed() && want.n > 0 {
+			t.Errorf("armed with %d completions in the queue", want.n)
+		}
+		if n, err := p.cq.Poll(); err != nil || n != want.n || p.cq.Armed() != want.armed {
+			t.Errorf("polled %d (%v), armed %v; want %d, %v", n, err, p.cq.Armed(), want.n, want.armed)
+		}
+	}
+	if len(p.wcs) != messages {
+		t.Errorf("%d of %d messages", len(p.wcs), messages)
+	}
+}
+
 // TestEventMode sleeps in poll(2) between the messages.
 func TestEventMode(t *testing.T) {
 	l := listenOn(t, addr4)
