@@ -21,7 +21,7 @@ import (
 )
 
 // packageLimit is how long the tests of one package may take in the guest; the scenarios take longest.
-const packageLimit = 15 * time.Minute
+const packageLimit = 25 * time.Minute
 
 // TestGuest runs in one guest all tests that need what only a guest has. See the package comment.
 func TestGuest(t *testing.T) {
