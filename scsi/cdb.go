@@ -21,6 +21,7 @@ const (
 	OpRead10                uint8 = 0x28
 	OpWrite10               uint8 = 0x2a
 	OpSynchronizeCache10    uint8 = 0x35
+	OpWriteSame10           uint8 = 0x41
 	OpUnmap                 uint8 = 0x42
 	OpModeSense10           uint8 = 0x5a
 	OpRead16                uint8 = 0x88
@@ -29,9 +30,10 @@ const (
 	OpWriteSame16           uint8 = 0x93
 	OpServiceActionIn16     uint8 = 0x9e // with service action 10h: READ CAPACITY(16)
 	OpReportLuns            uint8 = 0xa0
-	OpMaintenanceIn         uint8 = 0xa3 // with service action 0Ah: REPORT TARGET PORT GROUPS
+	OpMaintenanceIn         uint8 = 0xa3 // with service action 0Ah: REPORT TARGET PORT GROUPS; 0Ch: REPORT SUPPORTED OPERATION CODES
 	saReadCapacity16        uint8 = 0x10
 	saReportTargetPortGroup uint8 = 0x0a
+	saReportOperationCodes  uint8 = 0x0c
 )
 
 const fuaBit = 0x08 // FUA in byte 1 of READ and WRITE
@@ -164,6 +166,11 @@ func WriteSame16(cdb *CDB, lba LBA, n Blocks, flags WriteSameFlags) {
 	cdb16(cdb, OpWriteSame16, uint8(flags)&0x19, lba, n)
 }
 
+// WriteSame10 is [WriteSame16] for small units: of the flags it has no WriteSameNDOB. Preconditions: Fits10(lba, n).
+func WriteSame10(cdb *CDB, lba LBA, n Blocks, flags WriteSameFlags) {
+	cdb10(cdb, OpWriteSame10, uint8(flags)&0x18, lba, n)
+}
+
 // ReportLuns asks for the logical units that this nexus can address, at most n bytes; n has to be 16 or more.
 func ReportLuns(cdb *CDB, n uint32) {
 	*cdb = CDB{OpReportLuns}
@@ -173,5 +180,12 @@ func ReportLuns(cdb *CDB, n uint32) {
 // ReportTargetPortGroups asks for the ALUA states, in the format with the short header, at most n bytes.
 func ReportTargetPortGroups(cdb *CDB, n uint32) {
 	*cdb = CDB{OpMaintenanceIn, saReportTargetPortGroup}
+	binary.BigEndian.PutUint32(cdb[6:], n)
+}
+
+// ReportOperationCode asks whether the unit knows an operation code that has no service actions, at most n bytes; 4 are enough for
+// [ParseOperationSupport].
+func ReportOperationCode(cdb *CDB, op uint8, n uint32) {
+	*cdb = CDB{OpMaintenanceIn, saReportOperationCodes, 0x01, op}
 	binary.BigEndian.PutUint32(cdb[6:], n)
 }

@@ -28,6 +28,8 @@ func TestCDBs(t *testing.T) {
 		{"SynchronizeCache16", func(c *CDB) { SynchronizeCache16(c, 0, 0) }, "91000000000000000000000000000000"},
 		{"Unmap", func(c *CDB) { Unmap(c, UnmapListLength) }, "42000000000000001800000000000000"},
 		{"WriteSame16", func(c *CDB) { WriteSame16(c, 2, 3, WriteSameUnmap|WriteSameNDOB) }, "93090000000000000002000000030000"},
+		{"WriteSame10", func(c *CDB) { WriteSame10(c, 2, 3, WriteSameUnmap|WriteSameNDOB) }, "41080000000200000300000000000000"},
+		{"ReportOperationCode", func(c *CDB) { ReportOperationCode(c, 0x93, 4) }, "a30c0193000000000004000000000000"},
 		{"ReportLuns", func(c *CDB) { ReportLuns(c, 4096) }, "a0000000000000001000000000000000"},
 		{"ReportTargetPortGroups", func(c *CDB) { ReportTargetPortGroups(c, 255) }, "a30a00000000000000ff000000000000"},
 	} {
@@ -75,5 +77,17 @@ func TestBuildersDoNotAllocate(t *testing.T) {
 		PutUnmapList(list, 1, 2)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestParseOperationSupport(t *testing.T) {
+	for b, want := range map[byte]bool{0x00: false, 0x01: false, 0x03: true, 0x05: true, 0x83: true, 0x02: false} {
+		got, err := ParseOperationSupport([]byte{0, b, 0, 0})
+		if err != nil || got != want {
+			t.Errorf("support byte %#02x: %v, %v", b, got, err)
+		}
+	}
+	if _, err := ParseOperationSupport([]byte{0}); err == nil {
+		t.Error("one byte is accepted")
 	}
 }

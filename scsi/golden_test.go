@@ -89,6 +89,16 @@ func decode(c capture) string {
 		return show(ParseModeSense6(c.data))
 	case "mode-10":
 		return show(ParseModeSense10(c.data))
+	case "pr-keys":
+		k, needed, err := ParseReadKeys(c.data)
+		return show(fmt.Sprintf("%+v of %d bytes", k, needed), err)
+	case "pr-reservation":
+		return show(ParseReadReservation(c.data))
+	case "pr-capabilities":
+		return show(ParseReserveCapabilities(c.data))
+	case "pr-full-status":
+		g, list, needed, err := ParseFullStatus(c.data)
+		return show(fmt.Sprintf("generation %d %+v of %d bytes", g, list, needed), err)
 	case "port-groups":
 		return show(ParseTargetPortGroups(c.data))
 	}

@@ -91,6 +91,21 @@ func ParseProvisioning(b []byte) (Provisioning, error) {
 	}, nil
 }
 
+// ParseOperationSupport reads the answer to REPORT SUPPORTED OPERATION CODES for one command: whether the unit knows it, by the standard or in
+// its own way.
+//
+//	off len
+//	  1   1  0x07 support: 0 not known yet, 1 not supported, 3 supported by the standard, 5 in the vendor's way
+//
+// Source: SPC-4, one_command parameter data.
+func ParseOperationSupport(b []byte) (bool, error) {
+	if len(b) < 2 {
+		return false, shortError("REPORT SUPPORTED OPERATION CODES data", len(b), 2)
+	}
+	support := b[1] & 7
+	return support == 3 || support == 5, nil
+}
+
 // fields reads numbers at fixed places of a page that may end early: what is not there is 0, which is how these pages say "not reported".
 type fields []byte
 
