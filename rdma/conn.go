@@ -113,7 +113,11 @@ func resolve(ctx context.Context, cfg ResolveConfig) (_ *Conn, err error) {
 	if err := c.bound(); err != nil {
 		return nil, err
 	}
-	if err := c.setACKTimeout(cfg.ACKTimeout); err != nil {
+	timeout := cfg.ACKTimeout
+	if cfg.SoftwareACKTimeout != 0 && c.dev.Software() {
+		timeout = cfg.SoftwareACKTimeout
+	}
+	if err := c.setACKTimeout(timeout); err != nil {
 		return nil, err
 	}
 	if rc, err := C.rdma_resolve_route(id, timeoutMs(ctx)); rc != 0 {

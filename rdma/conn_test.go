@@ -267,6 +267,23 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// TestSoftwareACKTimeout: soft RoCE is told apart from an adapter with hardware.
+func TestSoftwareACKTimeout(t *testing.T) {
+	l := listenOn(t, addr4)
+	a, p := connect(t, l, options{cfg: ResolveConfig{ACKTimeout: 15 * time.Millisecond, SoftwareACKTimeout: 500 * time.Millisecond}})
+	defer noLeak(t)
+	defer l.Close()
+	defer a.close()
+	defer p.close()
+	want := 4096 * time.Nanosecond << 17
+	if attr, err := a.conn.QPAttr(); err != nil || !a.conn.Device().Software() || attr.ACKTimeout != want {
+		t.Errorf("%s: software %v, %+v, %v, want ACK time-out %v", a.conn.Device().Name(), a.conn.Device().Software(), attr, err, want)
+	}
+	if virtual("/sys/class/infiniband/none") {
+		t.Error("what is not there is taken for software")
+	}
+}
+
 // TestACKTimeout: set before route resolution it rules both QPs; the retry counts travel as well.
 func TestACKTimeout(t *testing.T) {
 	l := listenOn(t, addr4)

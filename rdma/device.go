@@ -12,6 +12,8 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -27,6 +29,7 @@ type Device struct {
 	pd     *C.struct_ibv_pd
 	pin    **C.struct_ibv_context
 	name   string
+	soft   bool
 	limits Limits
 
 	async    waiter
@@ -61,6 +64,7 @@ func acquireDevice(ctx *C.struct_ibv_context) (*Device, error) {
 		return d, nil
 	}
 	d := &Device{ctx: ctx, refs: 1, name: C.GoString(C.ibv_get_device_name(ctx.device)), conns: map[uint32]*Conn{}}
+	d.soft = virtual(C.GoString(&ctx.device.ibdev_path[0]))
 	var attr C.struct_ibv_device_attr
 	if rc := C.ibv_query_device(ctx, &attr); rc != 0 {
 		return nil, d.verbError("ibv_query_device", syscall.Errno(rc))
@@ -97,6 +101,16 @@ func acquireDevice(ctx *C.struct_ibv_context) (*Device, error) {
 	d.watch()
 	return d, nil
 }
+
+// virtual tells whether sysfs has the device of path below no bus.
+func virtual(path string) bool {
+	real, err := filepath.EvalSymlinks(path)
+	return err == nil && strings.HasPrefix(real, "/sys/devices/virtual/")
+}
+
+// Software tells whether the adapter has no hardware: the processor does its work when it gets to it, as with soft RoCE (rdma_rxe) and soft
+// iWARP (siw).
+func (d *Device) Software() bool { return d.soft }
 
 // ref takes one more reference for an object that is made on d. The caller holds one already.
 func (d *Device) ref() {

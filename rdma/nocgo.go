@@ -47,6 +47,9 @@ func (l *Listener) Close() error { return nil }
 // Name returns "".
 func (d *Device) Name() string { return "" }
 
+// Software returns false.
+func (d *Device) Software() bool { return false }
+
 // Limits returns the zero Limits.
 func (d *Device) Limits() Limits { return Limits{} }
 

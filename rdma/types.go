@@ -134,6 +134,9 @@ type ResolveConfig struct {
 	// on RoCE is 0.54 s. Set here, before the route is resolved, it travels in the connection request and rules the peer's QP too, raised to
 	// this adapter's own ACK delay (cm_ack_timeout in the kernel's cm.c). Kernels without the option ignore it.
 	ACKTimeout time.Duration
+
+	// SoftwareACKTimeout counts instead of ACKTimeout with an adapter that is a driver's work (see [Device.Software]), unless it is 0.
+	SoftwareACKTimeout time.Duration
 }
 
 // MaxResources as ResponderResources or InitiatorDepth means as many as the adapter (and, when accepting, the peer) allows.
