@@ -3,6 +3,7 @@ package login
 import (
 	"bytes"
 	"crypto/md5"
+	"crypto/rand"
 	"crypto/sha1"
 	"crypto/sha256"
 	"crypto/sha3"
@@ -75,7 +76,56 @@ type Auth struct {
 
 	// Required refuses a target that does not ask for CHAP. Mutual CHAP always does: a target that skips it has not proved anything.
 	Required   bool
-	Algorithms []CHAPAlgorithm // in order of preference; nil for all that exist. Leave out what is too weak
+	Algorithms []CHAPAlgorithm // in order of preference; nil for all that exist
+
+	// Strong refuses what is weak: MD5 and SHA1, of which no proof is taken or given, and secrets of less than 96 bits. Targets that know nothing
+	// better cannot be logged in to then, and RFC 7143 section 12.1.3, which wants MD5 to be offered always, is not kept. With a secret it is Required.
+	Strong bool
+}
+
+// minSecret is the length of a secret that may stand alone, without IPsec, in bytes (RFC 7143 section 9.2.1: 96 bits).
+const minSecret = 12
+
+// weak tells what has been broken, or is about to be.
+func (a CHAPAlgorithm) weak() bool { return a == CHAPMD5 || a == CHAPSHA1 }
+
+// algorithms is what is offered, in order of preference.
+func (a *Auth) algorithms() []CHAPAlgorithm {
+	list := a.Algorithms
+	if len(list) == 0 {
+		list = allAlgorithms
+	}
+	if a.Strong {
+		list = slices.DeleteFunc(slices.Clone(list), CHAPAlgorithm.weak)
+	}
+	return list
+}
+
+// Weaknesses lists what the settings have below the recommendations of RFC 7143 section 9.2.1, for a warning; nothing where Strong is set.
+func (a *Auth) Weaknesses() []string {
+	var list []string
+	for _, s := range []struct {
+		what   string
+		secret Secret
+	}{{"secret", a.Secret}, {"target's secret", a.TargetSecret}} {
+		if n := s.secret.Len(); n > 0 && n < minSecret {
+			list = append(list, fmt.Sprintf("the %s has %d bytes, fewer than the %d that are safe without IPsec", s.what, n, minSecret))
+		}
+	}
+	return list
+}
+
+// GenerateSecret makes a secret of 128 random bits, as 32 hexadecimal digits (RFC 7143 section 9.2.1: a means to generate it is due). random
+// is the source; nil for crypto/rand.
+func GenerateSecret(random io.Reader) ([]byte, error) {
+	if random == nil {
+		random = rand.Reader
+	}
+	var b [16]byte
+	if _, err := io.ReadFull(random, b[:]); err != nil {
+		return nil, fmt.Errorf("no random bytes for a secret: %w", err)
+	}
+	return hex.AppendEncode(nil, b[:]), nil
 }
 
 // enabled tells whether CHAP is offered at all.
@@ -89,7 +139,7 @@ func (a *Auth) methods() []string {
 	switch {
 	case !a.enabled():
 		return []string{valueNone}
-	case a.Required || a.mutual():
+	case a.Required || a.Strong || a.mutual():
 		return []string{"CHAP"}
 	}
 	return []string{"CHAP", valueNone}
@@ -111,6 +161,12 @@ func (a *Auth) check() error {
 		if alg.hash() == nil {
 			return fmt.Errorf("auth: %v is not known", alg)
 		}
+		if a.Strong && alg.weak() {
+			return fmt.Errorf("auth: %v is weak, and weak algorithms are refused", alg)
+		}
+	}
+	if list := a.Weaknesses(); a.Strong && len(list) > 0 {
+		return fmt.Errorf("auth: weak secrets are refused: %s", list[0])
 	}
 	return nil
 }
@@ -137,10 +193,7 @@ type chap struct {
 
 // newCHAP draws our own challenge right away, so that a target that sends the same one is caught.
 func newCHAP(a *Auth, random io.Reader) (*chap, error) {
-	c := &chap{auth: a, algorithms: a.Algorithms}
-	if len(c.algorithms) == 0 {
-		c.algorithms = allAlgorithms
-	}
+	c := &chap{auth: a, algorithms: a.algorithms()}
 	if a.mutual() {
 		var b [33]byte
 		if _, err := io.ReadFull(random, b[:]); err != nil {

@@ -70,6 +70,8 @@ type Keys struct {
 	DataPDUInOrder                 bool
 	DataSequenceInOrder            bool
 	ErrorRecoveryLevel             uint32
+	TaskReporting                  string // always RFC3720: one connection keeps its responses in order, and FastAbort is not spoken
+	ISCSIProtocolLevel             uint32 // always 1 or less: key iSCSIProtocolLevel (RFC 7144 section 7.1.1)
 
 	RDMAExtensions                   bool
 	InitiatorRecvDataSegmentLength   uint32 // what the target may send in one control PDU over iSER
@@ -77,15 +79,15 @@ type Keys struct {
 	MaxOutstandingUnexpectedPDUs     uint32 // ours: 0 means no limit stated
 	TargetMaxOutstandingUnexpected   uint32 // the target's value of MaxOutstandingUnexpectedPDUs; outcome only
 	MaxAHSLength                     uint32 // the target's; outcome only
-	TaggedBufferForSolicitedDataOnly bool   // the target's; outcome only
-	ISERHelloRequired                bool   // the target's, key iSERHelloRequired; outcome only
+	TaggedBufferForSolicitedDataOnly bool   // not declared, so No: the base offset is that of the whole data. What a target sends is only noted
+	ISERHelloRequired                bool   // not declared, so No: key iSERHelloRequired. A target that wants it is refused
 }
 
 // rfcKeys are the values that hold for a key that was not negotiated.
 var rfcKeys = Keys{
 	MaxConnections: 1, InitialR2T: true, ImmediateData: true, MaxRecvDataSegmentLength: 8192, TargetMaxRecvDataSegmentLength: 8192,
 	MaxBurstLength: 262144, FirstBurstLength: 65536, DefaultTime2Wait: 2 * time.Second, DefaultTime2Retain: 20 * time.Second,
-	MaxOutstandingR2T: 1, DataPDUInOrder: true, DataSequenceInOrder: true,
+	MaxOutstandingR2T: 1, DataPDUInOrder: true, DataSequenceInOrder: true, TaskReporting: reportRFC3720, ISCSIProtocolLevel: 1,
 	InitiatorRecvDataSegmentLength: 8192, TargetRecvDataSegmentLength: 8192, MaxAHSLength: 256,
 }
 
@@ -145,7 +147,7 @@ func place(t Transport, s SessionType) int {
 	return onISERDiscover
 }
 
-// row is one operational key. Exactly one of flag, num, dur and digest is set; for a declared key, mine is our value and the other the
+// row is one operational key. Exactly one of flag, num, dur, digest and text is set; for a declared key, mine is our value and the other the
 // target's.
 type row struct {
 	name     string
@@ -158,6 +160,7 @@ type row struct {
 	num      func(*Keys) *uint32
 	dur      func(*Keys) *time.Duration
 	digest   func(*Keys) *Digest
+	text     func(*Keys) *string // of a list from which we only take the default
 	mine     func(*Keys) *uint32
 }
 
@@ -166,6 +169,9 @@ const (
 	maxSegment = 1<<24 - 1
 	maxNumber  = 65535
 )
+
+// reportRFC3720 is the default of TaskReporting (RFC 7143 section 13.23).
+const reportRFC3720 = "RFC3720"
 
 // rows has every operational key that this initiator knows. The order is the order on the wire.
 var rows = [...]row{
@@ -183,7 +189,7 @@ var rows = [...]row{
 	{name: "TaggedBufferForSolicitedDataOnly", kind: declared, relevant: onISER,
 		flag: func(k *Keys) *bool { return &k.TaggedBufferForSolicitedDataOnly }},
 	{name: "iSERHelloRequired", kind: declared, relevant: onISER, flag: func(k *Keys) *bool { return &k.ISERHelloRequired }},
-	{name: "MaxRecvDataSegmentLength", kind: declared, propose: onTCP | onTCPDiscover | onISERDiscover, relevant: everywhere, lo: 512, hi: maxSegment,
+	{name: "MaxRecvDataSegmentLength", kind: declared, propose: onTCP | onTCPDiscover | onISERDiscover, relevant: everywhere &^ onISER, lo: 512, hi: maxSegment,
 		mine: func(k *Keys) *uint32 { return &k.MaxRecvDataSegmentLength },
 		num:  func(k *Keys) *uint32 { return &k.TargetMaxRecvDataSegmentLength }},
 	{name: "InitialR2T", kind: boolOr, propose: normal, relevant: normal, flag: func(k *Keys) *bool { return &k.InitialR2T }},
@@ -198,6 +204,8 @@ var rows = [...]row{
 	{name: "ErrorRecoveryLevel", kind: numMin, propose: everywhere, relevant: everywhere, hi: 2, num: func(k *Keys) *uint32 { return &k.ErrorRecoveryLevel }},
 	{name: "DataPDUInOrder", kind: boolOr, propose: normal, relevant: normal, flag: func(k *Keys) *bool { return &k.DataPDUInOrder }},
 	{name: "DataSequenceInOrder", kind: boolOr, propose: normal, relevant: normal, flag: func(k *Keys) *bool { return &k.DataSequenceInOrder }},
+	{name: "TaskReporting", kind: list, relevant: normal, text: func(k *Keys) *string { return &k.TaskReporting }},
+	{name: "iSCSIProtocolLevel", kind: numMin, relevant: normal, hi: 31, num: func(k *Keys) *uint32 { return &k.ISCSIProtocolLevel }},
 }
 
 // rowOf is the index of a key in rows, or -1.
@@ -216,6 +224,8 @@ func (r *row) value(k *Keys, own bool) string {
 		return formatNumber(*r.num(k))
 	case r.dur != nil:
 		return formatNumber(uint32(*r.dur(k) / time.Second))
+	case r.text != nil:
+		return *r.text(k)
 	}
 	return r.digest(k).String()
 }

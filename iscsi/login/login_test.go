@@ -1,6 +1,8 @@
 package login
 
 import (
+	"bytes"
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -112,12 +114,100 @@ func TestLost(t *testing.T) {
 	}
 }
 
+func TestRetryOf(t *testing.T) {
+	lost := &LoginError{Err: fmt.Errorf("%w: reset", ErrConnectionLost)}
+	for _, c := range []struct {
+		err  error
+		want Retry
+	}{
+		{nil, RetryNever}, {context.Canceled, RetryNever}, {context.DeadlineExceeded, RetryLater}, {io.EOF, RetryLater},
+		{protocolErrorf("6", "odd"), RetryLater}, {lost, RetryNow}, {fmt.Errorf("session 2: %w", lost), RetryNow},
+		{statusError("t", 1, 1, nil), RetryElsewhere}, {statusError("t", 2, 1, nil), RetryNever}, {statusError("t", 2, 3, nil), RetryElsewhere},
+		{statusError("t", 3, 2, nil), RetryLater}, {&LoginError{Err: ErrNoISER}, RetryNever}, {&LoginError{Err: ErrAuthFailed}, RetryNever},
+	} {
+		if got := RetryOf(c.err); got != c.want {
+			t.Errorf("%v: retry %v, want %v", c.err, got, c.want)
+		}
+	}
+	if _, ok := (&LoginError{Class: 2, Detail: 2}).Redirection(); ok {
+		t.Error("a redirection of class 2")
+	}
+}
+
+// TestParameters: the table for showing has every key that means something, with what each side said.
+func TestParameters(t *testing.T) {
+	m, err := New(Config{InitiatorName: "iqn.2003-01.org.example:host", TargetName: "iqn.2003-01.org.example:t1", SessionType: Normal, Transport: ISER})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Start()
+	answer := func(csg, nsg pdu.Stage, text string) *Result {
+		var b pdu.BHS
+		h := pdu.NewLoginResponse(&b)
+		h.SetStage(true, false, csg, nsg)
+		h.SetTSIH(1)
+		h.SetDataSegmentLength(len(text))
+		_, res, err := m.Step(&b, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	answer(0, 1, "AuthMethod=None\x00")
+	res := answer(1, 3, "RDMAExtensions=Yes\x00InitiatorRecvDataSegmentLength=4096\x00MaxAHSLength=512\x00MaxBurstLength=65536\x00InitialR2T=NotUnderstood\x00")
+	got := map[string]Parameter{}
+	for _, p := range res.Parameters {
+		if res.Negotiated[p.Key] != p.Value || got[p.Key].Key != "" {
+			t.Errorf("%+v, but %q was negotiated", p, res.Negotiated[p.Key])
+		}
+		got[p.Key] = p
+	}
+	if len(got) != len(res.Negotiated) {
+		t.Errorf("%d parameters, %d negotiated", len(got), len(res.Negotiated))
+	}
+	for _, want := range []Parameter{
+		{"InitiatorRecvDataSegmentLength", "4096", "8192", "4096"}, {"MaxAHSLength", "512", "", "512"}, {"MaxBurstLength", "65536", "16776192", "65536"},
+		{"InitialR2T", "Yes", "Yes", "NotUnderstood"}, {"TargetRecvDataSegmentLength", "8192", "8192", ""}, {"iSERHelloRequired", "No", "", ""},
+		{"TaskReporting", "RFC3720", "", ""},
+	} {
+		if got[want.Key] != want {
+			t.Errorf("%+v, want %+v", got[want.Key], want)
+		}
+	}
+	if k := res.Keys; k.MaxRecvDataSegmentLength != 4096 || k.TargetMaxRecvDataSegmentLength != 8192 {
+		t.Errorf("segments of %d and %d bytes", k.MaxRecvDataSegmentLength, k.TargetMaxRecvDataSegmentLength)
+	}
+}
+
+func TestSecretPolicy(t *testing.T) {
+	a := Auth{User: "me", Secret: NewSecret([]byte("short")), TargetSecret: NewSecret([]byte("elevenbytes"))}
+	if list := a.Weaknesses(); len(list) != 2 || strings.Contains(strings.Join(list, " "), "elevenbytes") || a.check() != nil {
+		t.Errorf("weaknesses %q, check %v", list, a.check())
+	}
+	a.Strong = true
+	if err := a.check(); err == nil {
+		t.Error("short secrets pass")
+	}
+	one, err := GenerateSecret(nil)
+	other, err2 := GenerateSecret(nil)
+	if err != nil || err2 != nil || len(one) != 32 || bytes.Equal(one, other) {
+		t.Errorf("secrets of %d bytes, %v, %v", len(one), err, err2)
+	}
+	a.Secret, a.TargetSecret = NewSecret(one), NewSecret(other)
+	if err := a.check(); err != nil || len(a.Weaknesses()) != 0 {
+		t.Errorf("%v, %v", err, a.Weaknesses())
+	}
+	if _, err := GenerateSecret(bytes.NewReader(one[:15])); err == nil {
+		t.Error("a secret of 15 random bytes")
+	}
+}
+
 // TestRowsComplete: every row can be read, written and proposed.
 func TestRowsComplete(t *testing.T) {
 	for i := range rows {
 		r := &rows[i]
 		set := 0
-		for _, ok := range []bool{r.flag != nil, r.num != nil, r.dur != nil, r.digest != nil} {
+		for _, ok := range []bool{r.flag != nil, r.num != nil, r.dur != nil, r.digest != nil, r.text != nil} {
 			if ok {
 				set++
 			}
@@ -268,12 +358,12 @@ func TestRandomTarget(t *testing.T) {
 	}
 }
 
-// FuzzMachine cuts the input into responses (flag byte, length, text) and feeds them to each sort of machine.
+// FuzzMachine cuts the input into responses (flag byte, length in two bytes, text) and feeds them to each sort of machine.
 func FuzzMachine(f *testing.F) {
 	add := func(responses ...string) {
 		var b []byte
 		for _, s := range responses {
-			b = append(b, s[0], byte(len(s)-1))
+			b = append(b, s[0], byte((len(s)-1)>>8), byte(len(s)-1))
 			b = append(b, s[1:]...)
 		}
 		f.Add(b)
@@ -285,11 +375,12 @@ func FuzzMachine(f *testing.F) {
 		for _, m := range machines(t) {
 			rest := data
 			drive(t, m, func(int) (byte, []byte, bool) {
-				if len(rest) < 2 || len(rest) < 2+int(rest[1]) {
+				if len(rest) < 3 {
 					return 0, nil, false
 				}
-				flags, text := rest[0], rest[2:2+int(rest[1])]
-				rest = rest[2+int(rest[1]):]
+				flags, n := rest[0], min(int(rest[1])<<8|int(rest[2]), len(rest)-3)
+				text := rest[3 : 3+n]
+				rest = rest[3+n:]
 				return flags, text, true
 			})
 		}

@@ -55,6 +55,7 @@ type Request struct {
 type Result struct {
 	Keys       Keys
 	Negotiated map[string]string // the same as on the wire, for every key that means something on this connection
+	Parameters []Parameter       // the same with what each side has said, in a fixed order
 	TSIH       uint16
 	ExpStatSN  uint32 // StatSN of the first response in the full-feature phase
 	CmdSN      uint32 // for the first command
@@ -64,6 +65,7 @@ type Result struct {
 	TargetPortalGroupTag uint16
 	HasPortalGroupTag    bool
 	TargetAlias          string // free text of the target: quote it
+	TargetArchitecture   string // as TargetAlias: X#NodeArchitecture
 	AuthMethod           string // "None", or "CHAP" with algorithm and direction, for the operator
 }
 
@@ -149,7 +151,7 @@ func (m *Machine) check() error {
 		offer = *c.Keys
 	}
 	n := &m.neg
-	*n = negotiation{place: place(c.Transport, c.SessionType), offer: offer, keys: rfcKeys, seen: make(map[string]string)}
+	*n = negotiation{place: place(c.Transport, c.SessionType), offer: offer, keys: rfcKeys, seen: make(map[string]string), sent: make(map[string]string)}
 	for i, list := range [][]Digest{c.HeaderDigest, c.DataDigest} {
 		if len(list) == 0 {
 			list = []Digest{DigestNone}
@@ -202,6 +204,11 @@ func (m *Machine) Start() *Request {
 
 // send makes the request for keys in the current stage; transit asks for the next stage. Text that does not fit goes out in parts.
 func (m *Machine) send(keys pdu.Keys, transit bool) *Request {
+	for _, k := range keys {
+		if rowOf(k.Name) >= 0 {
+			m.neg.sent[k.Name] = k.Value
+		}
+	}
 	m.pending = keys.Append(nil)
 	m.goOn = transit
 	return m.part()
@@ -444,9 +451,9 @@ func (m *Machine) operational(keys pdu.Keys, p pdu.LoginResponse) (*Request, *Re
 	}
 	m.state = stateDone
 	return nil, &Result{
-		Keys: m.neg.keys, Negotiated: m.neg.negotiated(), TSIH: p.TSIH(), ExpStatSN: m.statSN + 1, CmdSN: m.cfg.CmdSN,
+		Keys: m.neg.keys, Negotiated: m.neg.negotiated(), Parameters: m.neg.parameters(), TSIH: p.TSIH(), ExpStatSN: m.statSN + 1, CmdSN: m.cfg.CmdSN,
 		ExpCmdSN: p.ExpCmdSN(), MaxCmdSN: p.MaxCmdSN(), TargetPortalGroupTag: m.neg.tag, HasPortalGroupTag: m.neg.hasTag,
-		TargetAlias: m.neg.alias, AuthMethod: m.method,
+		TargetAlias: m.neg.alias, TargetArchitecture: m.neg.arch, AuthMethod: m.method,
 	}, nil
 }
 
@@ -477,6 +484,7 @@ func (n *negotiation) revert(i int) {
 		*r.flag(&n.keys) = *r.flag(&rfcKeysCopy)
 	case r.numeric():
 		r.setNumber(&n.keys, r.number(&rfcKeysCopy))
+	case r.text != nil: // it has never left the default
 	default:
 		*r.digest(&n.keys) = DigestNone
 	}

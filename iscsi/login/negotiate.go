@@ -32,9 +32,11 @@ type negotiation struct {
 	digests [2][]Digest
 	keys    Keys // what came out so far; starts with the values for keys that are not negotiated
 	state   [len(rows)]keyState
+	sent    map[string]string // every operational key of ours
 	answers pdu.Keys          // to keys that the target proposed, for the next request
 	seen    map[string]string // every key of the target, to find repetitions
 	alias   string
+	arch    string // X#NodeArchitecture
 	tag     uint16
 	hasTag  bool
 }
@@ -81,6 +83,9 @@ func (n *negotiation) take(k pdu.Key) error {
 	case "TargetAlias":
 		n.alias = k.Value
 		return nil
+	case "X#NodeArchitecture": // a declaration, which nothing may depend on (RFC 7143 section 13.26)
+		n.arch = k.Value
+		return nil
 	case "TargetPortalGroupTag":
 		v, ok := parseNumber(k.Value)
 		if !ok || v > maxNumber {
@@ -113,11 +118,9 @@ func (n *negotiation) unknown(k pdu.Key) {
 	case isRefusal(k.Value):
 		// An answer to something that we did not say. There is nothing to answer.
 	case k.Name == "IFMarker" || k.Name == "OFMarker":
-		n.answers.Add(k.Name, "No") // obsolete since RFC 7143, which forbids NotUnderstood for them
+		n.answers.Add(k.Name, "No") // obsolete since RFC 7143, which forbids NotUnderstood for them (section 13.25)
 	case k.Name == "IFMarkInt" || k.Name == "OFMarkInt":
 		n.answers.Add(k.Name, answerReject)
-	case k.Name == "TaskReporting" && slices.Contains(strings.Split(k.Value, ","), "RFC3720"):
-		n.answers.Add(k.Name, "RFC3720")
 	default:
 		n.answers.Add(k.Name, answerNotUnderstood)
 	}
@@ -222,6 +225,12 @@ func (n *negotiation) proposal(i int, k pdu.Key) error {
 			v = max(v, ours)
 		}
 		r.setNumber(&n.keys, v)
+	case r.text != nil:
+		if !slices.Contains(strings.Split(k.Value, ","), *r.text(&rfcKeysCopy)) {
+			n.answers.Add(k.Name, answerReject)
+			n.state[i] = defaulted
+			return nil
+		}
 	default:
 		ours := n.digestList(i)
 		found := false
@@ -266,6 +275,10 @@ func (n *negotiation) finish() {
 		n.keys.MaxRecvDataSegmentLength = n.offer.MaxRecvDataSegmentLength
 	}
 	n.keys.MaxOutstandingUnexpectedPDUs = n.offer.MaxOutstandingUnexpectedPDUs
+	if n.place == onISER { // RFC 7145 section 6.2
+		n.keys.MaxRecvDataSegmentLength = n.keys.InitiatorRecvDataSegmentLength
+		n.keys.TargetMaxRecvDataSegmentLength = n.keys.TargetRecvDataSegmentLength
+	}
 }
 
 // rfcKeysCopy is rfcKeys for the accessors of rows, which take a pointer.
@@ -280,6 +293,25 @@ func (n *negotiation) negotiated() map[string]string {
 		}
 	}
 	return m
+}
+
+// Parameter is one operational key of a connection, for showing.
+type Parameter struct {
+	Key      string
+	Value    string // what holds; the target's value of a key that each side declares for itself
+	Sent     string // our proposal, answer or declaration; "" when there was none
+	Received string // the target's; "" when it said nothing. Free text: quote it
+}
+
+// parameters is the outcome with how it came about, in the order of the table.
+func (n *negotiation) parameters() []Parameter {
+	list := make([]Parameter, 0, len(rows))
+	for i := range rows {
+		if r := &rows[i]; r.relevant&n.place != 0 {
+			list = append(list, Parameter{r.name, r.value(&n.keys, false), n.sent[r.name], n.seen[r.name]})
+		}
+	}
+	return list
 }
 
 func isRefusal(v string) bool {

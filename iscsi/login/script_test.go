@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite the expected output of testdata
 
 // TestScripts runs testdata/*.txt. A script is a list of blocks: command, "----", expected output, blank line.
 //
-//	new [tcp|iser] [discovery] [chap=USER:SECRET] [mutual=USER:SECRET] [required] [alg=5,7] [digest=CRC32C,None] [alias=TEXT] [Key=value ...]
+//	new [tcp|iser] [discovery] [chap=USER:SECRET] [mutual=USER:SECRET] [required] [strong] [alg=5,7] [digest=CRC32C,None] [alias=TEXT] [Key=value ...]
 //	resp [T] [C] [csg=N] [nsg=N] [statsn=N] [expcmdsn=N] [maxcmdsn=N] [tsih=N] [status=CCDD] [itt=N] [isid=HEX] [version=N] [op=HEX] [dsl=N] [short] [times=N]
 //	Key=value                 one line each, the text of the response
 //
@@ -142,6 +142,8 @@ func (r *runner) create(args []string) string {
 			}
 		case "required":
 			c.Auth.Required = true
+		case "strong":
+			c.Auth.Strong = true
 		case "alg":
 			for n := range strings.SplitSeq(v, ",") {
 				a, _ := strconv.Atoi(n)
@@ -288,7 +290,10 @@ func (r *runner) respond(args, text []string) string {
 			out = "error: " + err.Error() + "\n"
 			var le *LoginError
 			if errors.As(err, &le) {
-				out += fmt.Sprintf("login error, retryable %v\n", le.Retryable())
+				out += fmt.Sprintf("login error, retry %v\n", RetryOf(err))
+				if r, ok := le.Redirection(); ok {
+					out += fmt.Sprintf("redirection, permanent %v: %v\n", r.Permanent, r.Addresses)
+				}
 			}
 			if times > 1 {
 				out = fmt.Sprintf("after %d: %s", i+1, out)
@@ -337,6 +342,9 @@ func showResult(r *Result) string {
 		r.TSIH, r.ExpStatSN, r.CmdSN, r.ExpCmdSN, r.MaxCmdSN, r.AuthMethod, r.TargetAlias)
 	if r.HasPortalGroupTag {
 		s += fmt.Sprintf(" TPGT=%d", r.TargetPortalGroupTag)
+	}
+	if r.TargetArchitecture != "" {
+		s += fmt.Sprintf(" arch=%q", r.TargetArchitecture)
 	}
 	s += "\n"
 	for _, k := range slices.Sorted(maps.Keys(r.Negotiated)) {

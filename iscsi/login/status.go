@@ -1,8 +1,10 @@
 package login
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"iserd.org/iserd/iscsi/pdu"
 )
@@ -63,8 +65,10 @@ type LoginError struct {
 	Target   string       // target name, "discovery" for a discovery session
 	Class    uint8        // status class: 1 redirection, 2 initiator error, 3 target error; 0 found on this side
 	Detail   uint8        // status detail, within the class
-	Redirect *pdu.Address // where to go, for class 1; nil when the target gave no usable address
+	Redirect *pdu.Address // where to go first, for class 1; nil when the target gave no usable address. See [LoginError.Redirection]
 	Err      error        // one of the sentinels above, possibly with more text
+
+	redirects []pdu.Address
 }
 
 // Error reads as a path: "login iqn.2003-01.org.example:disk1: status 02/01: authentication failed".
@@ -83,9 +87,71 @@ func (e *LoginError) Error() string {
 // Unwrap is the meaning, for errors.Is.
 func (e *LoginError) Unwrap() error { return e.Err }
 
-// Retryable tells whether the same login may succeed later: the target reported a trouble of its own (class 3), or the connection was lost.
-// LIO also uses class 3 for a target name that it does not have. A redirection is to be followed, not retried; all else needs a person or another configuration.
-func (e *LoginError) Retryable() bool { return e.Class == 3 || errors.Is(e.Err, ErrConnectionLost) }
+// Retryable tells whether the same login at the same portal may succeed later: see [RetryOf].
+func (e *LoginError) Retryable() bool {
+	r := e.Retry()
+	return r == RetryNow || r == RetryLater
+}
+
+// Redirection is where a target has moved (RFC 7143 section 11.13.5, class 1). It may come before any authentication, so whoever follows it
+// authenticates at the new address as at the old one, and follows a few at most.
+type Redirection struct {
+	Permanent bool          // for good: the record may be changed; else the old address is to be asked again the next time
+	Addresses []pdu.Address // at least one, each once, in the order of the target
+}
+
+// Redirection returns where to go, if the target said so; false for any other error, and where it gave no usable address.
+func (e *LoginError) Redirection() (Redirection, bool) {
+	return Redirection{Permanent: e.Detail == 2, Addresses: e.redirects}, e.Class == 1 && len(e.redirects) > 0
+}
+
+// Retry is what may help after a login that failed.
+type Retry uint8
+
+// What may help, from least to most.
+const (
+	RetryNever     Retry = iota // a person, or another configuration
+	RetryElsewhere              // another address: the one of the redirection if there is one, else another portal of the target
+	RetryLater                  // the same login after a pause, which grows from time to time
+	RetryNow                    // the same login at once, a few times, and then as RetryLater
+)
+
+func (r Retry) String() string {
+	return [...]string{"never", "elsewhere", "later", "now"}[r]
+}
+
+// Retry classifies a status, or a condition found on this side.
+//
+//	class 1                    elsewhere
+//	not found, removed         elsewhere: the name may exist at another portal
+//	rest of class 2            never, as RFC 7143 section 11.13.5 says
+//	class 3                    later. LIO answers so for a name that it does not have, too
+//	connection lost            now: LIO over iSER drops a login for which it finds no memory in one piece, and finds it the next time
+//	other class                never
+func (e *LoginError) Retry() Retry {
+	switch {
+	case errors.Is(e.Err, ErrConnectionLost):
+		return RetryNow
+	case e.Class == 1, errors.Is(e.Err, ErrNotFound), errors.Is(e.Err, ErrRemoved):
+		return RetryElsewhere
+	case e.Class == 3:
+		return RetryLater
+	}
+	return RetryNever
+}
+
+// RetryOf classifies the error of a login, or of the way to one: a transport that is not there, a target that does not answer or breaks the
+// protocol may be better later; only a *[LoginError] can say more. For context.Canceled, and for nil, it is RetryNever.
+func RetryOf(err error) Retry {
+	var e *LoginError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
+		return RetryNever
+	case errors.As(err, &e):
+		return e.Retry()
+	}
+	return RetryLater
+}
 
 // statusError makes the error for a status other than success, with the redirection address if there is one.
 func statusError(target string, class, detail uint8, text []byte) *LoginError {
@@ -108,16 +174,28 @@ func statusError(target string, class, detail uint8, text []byte) *LoginError {
 		e.Err = fmt.Errorf("%w (no usable TargetAddress: %v)", e.Err, err)
 		return e
 	}
-	v, ok := keys.Get("TargetAddress")
-	if !ok {
+	var bad error
+	for _, k := range keys {
+		if k.Name != "TargetAddress" {
+			continue
+		}
+		a, err := pdu.ParseAddress(k.Value)
+		if err != nil {
+			bad = err
+		} else if !slices.Contains(e.redirects, a) && len(e.redirects) < maxRedirects {
+			e.redirects = append(e.redirects, a)
+		}
+	}
+	switch {
+	case len(e.redirects) > 0:
+		e.Redirect = &e.redirects[0]
+	case bad != nil:
+		e.Err = fmt.Errorf("%w (no usable TargetAddress: %v)", e.Err, bad)
+	default:
 		e.Err = fmt.Errorf("%w (no TargetAddress)", e.Err)
-		return e
 	}
-	a, err := pdu.ParseAddress(v)
-	if err != nil {
-		e.Err = fmt.Errorf("%w (no usable TargetAddress: %v)", e.Err, err)
-		return e
-	}
-	e.Redirect = &a
 	return e
 }
+
+// maxRedirects is how many addresses of a redirection are taken.
+const maxRedirects = 16
