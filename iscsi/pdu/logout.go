@@ -28,6 +28,7 @@ const (
 // NewLogoutRequest starts a Logout Request PDU in b.
 func NewLogoutRequest(b *BHS, r LogoutReason) LogoutRequest {
 	p := LogoutRequest{b.init(OpLogoutRequest)}
+	p.BHS[1] = 0x80 | byte(r)&0x7f
 	return p
 }
 

@@ -35,6 +35,27 @@ func TestCommonFields(t *testing.T) {
 	}
 }
 
+// TestFixedBits checks the bits that a PDU has to have whatever it says: F, and in the second byte what was asked for.
+func TestFixedBits(t *testing.T) {
+	for b, want := range map[*BHS]byte{
+		NewLogoutRequest(new(BHS), CloseSession).BHS:      0x80,
+		NewLogoutRequest(new(BHS), RemoveForRecovery).BHS: 0x82,
+		NewTaskRequest(new(BHS), LogicalUnitReset).BHS:    0x85,
+		NewNOPOut(new(BHS)).BHS:                           0x80,
+		NewLogoutResponse(new(BHS), LogoutSuccess).BHS:    0x80,
+		NewTaskResponse(new(BHS), TaskDoesNotExist).BHS:   0x80,
+		NewSCSIResponse(new(BHS)).BHS:                     0x80,
+		NewAsyncMessage(new(BHS), AsyncSCSI).BHS:          0x80,
+		NewReject(new(BHS), RejectProtocolError).BHS:      0x80,
+		NewR2T(new(BHS)).BHS:                              0x80,
+		NewNOPIn(new(BHS)).BHS:                            0x80,
+	} {
+		if b[1] != want {
+			t.Errorf("%v: second byte %#02x, want %#02x", b.Opcode(), b[1], want)
+		}
+	}
+}
+
 func TestPadding(t *testing.T) {
 	for n, want := range map[int]int{0: 0, 1: 4, 3: 4, 4: 4, 5: 8, MaxDataSegmentLength: 1 << 24} {
 		if Padded(n) != want || Padding(n) != want-n {
