@@ -30,8 +30,9 @@ type Datamover interface {
 	// EnableDatamover enters the full feature phase (section 8.6): from now on PDUs go up to n.
 	EnableDatamover(n Notifier) error
 
-	// DeallocateTaskResources lets go of a task that ended without a response (section 8.9), after an abort that the target confirmed.
-	DeallocateTaskResources(t *Task)
+	// DeallocateTaskResources lets go of a task that ended without a response (section 8.9), after an abort that the target confirmed. An error
+	// means that its memory cannot be given back yet: the connection has to end, and the task with it.
+	DeallocateTaskResources(t *Task) error
 
 	// ConnectionTerminate ends the connection (section 8.7). ConnectionTerminateNotify follows once no task memory can be reached
 	// by the target any more; not before. It is safe to call twice.

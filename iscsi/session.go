@@ -41,13 +41,21 @@ func (s State) String() string {
 type Options struct {
 	MaxOutstanding int           // commands in flight at most; 0 means what the Datamover can carry
 	PingInterval   time.Duration // a NOP-Out goes out when nothing was received for so long; 0 means never
+	PingEpoch      time.Time     // unless zero: it goes out up to half the interval earlier, at a time that idle sessions with the same epoch have in common
 	PingTimeout    time.Duration // the session fails when a NOP-Out is not answered in time
 
 	// Down runs on the owner when the session has ended, after the last TaskDone; err is nil after a logout that was asked for.
 	Down func(err error)
 
-	// Async runs on the owner for an Asynchronous Message that asks for something (RFC 7143 section 11.9.1).
-	Async func(event pdu.AsyncEvent, lun scsi.LUN, sense []byte)
+	// Async runs on the owner for an Asynchronous Message that does not end the session: a SCSI event with its sense data, or a vendor's with
+	// its own data (RFC 7143 section 11.9.1). data is only valid during the call.
+	Async func(event pdu.AsyncEvent, lun scsi.LUN, data []byte)
+
+	// Rejected runs on the owner for a Reject that has no other consequence.
+	Rejected func(*RejectError)
+
+	// Soon runs on the owner when the session wants a call of Tick before the time that the last one has given.
+	Soon func()
 }
 
 // meter is what a Datamover has that receives more than the PDUs it passes up: a long transfer over a slow link is a sign of life, too.
@@ -56,7 +64,7 @@ type meter interface {
 }
 
 // controlSlots are the tags kept for NOP-Out, task management, text and logout requests, so that they never wait behind commands.
-const controlSlots = 8
+const controlSlots = 10
 
 // noTag is the reserved Initiator Task Tag.
 const noTag = 0xffffffff
@@ -94,6 +102,16 @@ type Session struct {
 	logout    func(error)
 	loggedOut bool // the target has agreed to the end
 
+	leaving *leaving // nil unless the target has asked for the end
+
+	managing [lastFunction + 1][]*management // by function; the first is under way
+	settling []*management                   // of those, the ones that are complete but for settleTime
+	frozen   int                             // reasons for which no command may be sent: functions that end many tasks, an orderly end
+
+	limit      uint32 // unexpected PDUs that may be outstanding, 0 for any number: MaxOutstandingUnexpectedPDUs (RFC 7145 section 6.7)
+	unexpected uint32 // those sent and not retired
+	lastCmdSN  uint32 // of the last of them
+
 	bhs pdu.BHS // of the PDU being built; the Datamover copies it
 }
 
@@ -114,6 +132,7 @@ func NewSession(mover Datamover, result *login.Result, options Options, now time
 		cmdSN:      result.CmdSN,
 		expStatSN:  result.ExpStatSN,
 		unordered:  limits.Unordered,
+		limit:      result.Keys.TargetMaxOutstandingUnexpected,
 		slots:      make([]*Task, n),
 		generation: make([]uint16, n+controlSlots),
 		free:       make([]uint16, 0, n),
@@ -159,7 +178,7 @@ func (s *Session) Submit(t *Task) {
 		t.Handler.TaskDone(t)
 		return
 	}
-	if s.waiting.head != nil || len(s.free) == 0 || !s.window.Open(s.cmdSN) {
+	if s.waiting.head != nil || len(s.free) == 0 || !s.window.Open(s.cmdSN) || s.frozen != 0 {
 		s.waited++
 		if s.waiting.tail == nil {
 			s.waiting.head = t
@@ -210,6 +229,12 @@ func (s *Session) send(t *Task) {
 
 // drain sends what has waited, as far as the window goes.
 func (s *Session) drain() {
+	if s.frozen != 0 {
+		if s.leaving != nil && s.state == StateLoggedIn && s.inFlight == 0 {
+			s.sendLeaving()
+		}
+		return
+	}
 	for s.waiting.head != nil && len(s.free) > 0 && s.window.Open(s.cmdSN) && s.state == StateLoggedIn {
 		t := s.waiting.head
 		s.waiting.head = t.next
@@ -237,14 +262,18 @@ func (s *Session) ControlNotify(bhs *pdu.BHS, data []byte) {
 		err = s.asyncMessage(pdu.AsAsyncMessage(bhs), data)
 	case pdu.OpLogoutResponse:
 		err = s.logoutResponse(pdu.AsLogoutResponse(bhs))
+	case pdu.OpTaskResponse:
+		err = s.taskResponse(pdu.AsTaskResponse(bhs))
 	case pdu.OpReject:
-		err = s.reject(pdu.AsReject(bhs))
+		err = s.reject(pdu.AsReject(bhs), data)
 	default:
 		err = violation("11.2.1.2", "opcode %v has no place here", op)
 	}
 	if err != nil {
 		s.fail(err)
+		return
 	}
+	s.drain() // any PDU may have opened the window
 }
 
 // status checks and advances StatSN, and takes over the window of a PDU that carries status.
@@ -278,10 +307,9 @@ func (s *Session) scsiResponse(r pdu.SCSIResponse, data []byte) error {
 		return err
 	}
 	t.Outcome, t.Response, t.Status = Responded, uint8(r.Response()), scsi.Status(r.Status())
-	if t.Response != 0 {
-		t.Outcome = TargetFailed
-	}
 	switch {
+	case t.Response != 0:
+		t.Outcome, t.Status = TargetFailed, 0 // status and flags mean nothing then (section 11.4.3)
 	case r.Overflow():
 		t.Overflow, t.Residual = true, r.ResidualCount()
 	case r.Underflow():
@@ -298,7 +326,6 @@ func (s *Session) scsiResponse(r pdu.SCSIResponse, data []byte) error {
 		t.SenseLen = copy(t.Sense[:], sense)
 	}
 	s.finish(t)
-	s.drain()
 	return nil
 }
 
@@ -332,6 +359,7 @@ func (s *Session) controlTag(index int) uint32 {
 const (
 	tagPing = iota
 	tagLogout
+	tagManage = iota // and the function, which begins at 1: the last is controlSlots - 1
 )
 
 // Tick lets time pass: it pings an idle target and fails a session whose target does not answer. It returns when it wants to be called
@@ -340,6 +368,22 @@ func (s *Session) Tick(now time.Time) (next time.Time) {
 	if s.state >= StateCleanupWait {
 		return time.Time{}
 	}
+	next = s.tick(now)
+	if s.leaving != nil && s.state < StateCleanupWait {
+		if end := s.tickLeaving(now); next.IsZero() || !end.IsZero() && end.Before(next) {
+			next = end
+		}
+	}
+	if len(s.settling) > 0 && s.state < StateCleanupWait {
+		if end := s.tickSettling(now); next.IsZero() || !end.IsZero() && end.Before(next) {
+			next = end
+		}
+	}
+	return next
+}
+
+// tick is Tick for the ping.
+func (s *Session) tick(now time.Time) (next time.Time) {
 	if activity := s.activity(); activity != s.seen {
 		s.seen, s.lastRecv = activity, now
 	}
@@ -353,27 +397,63 @@ func (s *Session) Tick(now time.Time) (next time.Time) {
 			s.fail(fmt.Errorf("%w: no answer to NOP-Out and nothing else for %v", ErrTimeout, silence.Round(time.Second)))
 			return time.Time{}
 		}
-		return last.Add(s.options.PingTimeout + 1)
+		// Looked at again before that, since the answer does not ask for a tick.
+		next = last.Add(s.options.PingTimeout + 1)
+		if soon := now.Add(s.options.PingInterval); soon.Before(next) {
+			next = soon
+		}
+		return next
 	}
 	if s.options.PingInterval <= 0 || s.state != StateLoggedIn {
 		return time.Time{}
 	}
-	if now.Sub(s.lastRecv) < s.options.PingInterval {
-		return s.lastRecv.Add(s.options.PingInterval)
+	if due := s.pingDue(); now.Before(due) {
+		return due
+	}
+	n := pdu.NewNOPOut(&s.bhs)
+	if !s.number() {
+		return now.Add(s.options.PingInterval)
 	}
 	s.ping.tag, s.ping.sent = s.controlTag(tagPing), now
-	n := pdu.NewNOPOut(&s.bhs)
-	n.SetImmediate(true)
 	n.SetInitiatorTaskTag(s.ping.tag)
-	n.SetTargetTransferTag(noTag)
-	n.SetCmdSN(s.cmdSN)
-	n.SetExpStatSN(s.expStatSN)
 	if err := s.mover.SendControl(&s.bhs, nil, nil); err != nil {
 		s.fail(err)
 		return time.Time{}
 	}
 	s.Flush()
 	return now.Add(s.options.PingInterval)
+}
+
+// pingDue is when an idle target is asked.
+func (s *Session) pingDue() time.Time {
+	due := s.lastRecv.Add(s.options.PingInterval)
+	if epoch, step := s.options.PingEpoch, s.options.PingInterval/2; !epoch.IsZero() && step > 0 {
+		due = epoch.Add(due.Sub(epoch).Truncate(step))
+	}
+	return due
+}
+
+// number makes the PDU in s.bhs immediate and gives it its numbers. Where the target has said how many such PDUs it can take besides the command
+// window, one that is too many takes a place in the window instead (RFC 7145 section 8.1.1). It returns false when there is none either.
+func (s *Session) number() bool {
+	s.bhs.SetCmdSN(s.cmdSN)
+	s.bhs.SetExpStatSN(s.expStatSN)
+	if s.limit != 0 {
+		if serial.Less(s.lastCmdSN, s.window.ExpCmdSN) {
+			s.unexpected = 0 // the target has taken a command that came after them
+		}
+		if s.unexpected >= s.limit {
+			if !s.window.Open(s.cmdSN) {
+				return false
+			}
+			s.cmdSN++
+			return true
+		}
+		s.unexpected++
+		s.lastCmdSN = s.cmdSN
+	}
+	s.bhs.SetImmediate(true)
+	return true
 }
 
 // activity grows with whatever the target sends.
@@ -391,12 +471,11 @@ func (s *Session) nopIn(n pdu.NOPIn, data []byte) error {
 		if n.InitiatorTaskTag() != s.ping.tag {
 			return violation("11.19.1", "NOP-In answers tag %#08x, which no NOP-Out has", n.InitiatorTaskTag())
 		}
-		// The target was alive when it was asked, which is the time that the next call of Tick goes by.
-		s.ping.tag, s.lastRecv = noTag, s.ping.sent
-		s.seen = s.activity()
+		s.pong()
 		return s.status(n.StatSN(), n.ExpCmdSN(), n.MaxCmdSN())
 	case n.TargetTransferTag() != noTag:
-		// The target pings: answer with its tag, LUN and data. StatSN is the next one and does not advance (section 11.19.2).
+		// The target pings: answer with its tag, LUN and data. StatSN is the next one and does not advance (section 11.19.2). The answer is
+		// expected, and so does not count as an immediate one (RFC 7145 section 8.1.1.2).
 		lun := n.LUN()
 		ttt := n.TargetTransferTag()
 		o := pdu.NewNOPOut(&s.bhs)
@@ -408,34 +487,13 @@ func (s *Session) nopIn(n pdu.NOPIn, data []byte) error {
 		o.SetExpStatSN(s.expStatSN)
 		return s.mover.SendControl(&s.bhs, data, nil)
 	}
-	s.drain()
 	return nil
 }
 
-func (s *Session) asyncMessage(a pdu.AsyncMessage, data []byte) error {
-	if err := s.status(a.StatSN(), a.ExpCmdSN(), a.MaxCmdSN()); err != nil {
-		return err
-	}
-	event := a.Event()
-	switch event {
-	case pdu.AsyncLogoutRequest:
-		return fmt.Errorf("%w: target asks for logout", ErrTargetAsked)
-	case pdu.AsyncDropConnection, pdu.AsyncDropAll:
-		return fmt.Errorf("%w: target drops the connection", ErrTargetAsked)
-	case pdu.AsyncNegotiate:
-		return fmt.Errorf("%w: target asks for renegotiation", ErrTargetAsked)
-	}
-	if s.options.Async != nil {
-		s.options.Async(event, scsi.LUN(a.LUN()), data)
-	}
-	return nil
-}
-
-func (s *Session) reject(r pdu.Reject) error {
-	if err := s.status(r.StatSN(), r.ExpCmdSN(), r.MaxCmdSN()); err != nil {
-		return err
-	}
-	return &RejectError{Reason: r.Reason()}
+// pong notes that the ping was answered. The target was alive when it was asked, which is the time that the next call of Tick goes by.
+func (s *Session) pong() {
+	s.ping.tag, s.lastRecv = noTag, s.ping.sent
+	s.seen = s.activity()
 }
 
 // Logout asks the target to end the session. done runs on the owner with nil when the target agreed; the target then ends the connection, and
@@ -445,16 +503,32 @@ func (s *Session) reject(r pdu.Reject) error {
 // The connection is left to the target because LIO is still at work on the logout when its response arrives: isert warns about a command that
 // is released twice when the initiator disconnects in that moment (seen on Linux 7.2).
 func (s *Session) Logout(done func(error)) {
+	if s.leaving != nil && s.state == StateInLogout { // it is under way at the target's request
+		s.leaving = nil
+		if s.loggedOut {
+			done(nil)
+		} else {
+			s.logout = done
+		}
+		return
+	}
 	if s.state != StateLoggedIn {
 		done(fmt.Errorf("session is in state %v", s.state))
 		return
 	}
+	s.leaving = nil // now it is our own wish
+	s.sendLogout(done)
+}
+
+// sendLogout sends the Logout Request.
+func (s *Session) sendLogout(done func(error)) {
 	s.state, s.logout, s.logoutTag = StateInLogout, done, s.controlTag(tagLogout)
 	l := pdu.NewLogoutRequest(&s.bhs, pdu.CloseSession)
-	l.SetImmediate(true)
 	l.SetInitiatorTaskTag(s.logoutTag)
-	l.SetCmdSN(s.cmdSN)
-	l.SetExpStatSN(s.expStatSN)
+	if !s.number() {
+		s.fail(fmt.Errorf("target takes no Logout Request: its window is closed and %d unexpected PDUs are outstanding", s.unexpected))
+		return
+	}
 	if err := s.mover.SendControl(&s.bhs, nil, nil); err != nil {
 		s.fail(err)
 		return
@@ -520,12 +594,16 @@ func (s *Session) ConnectionTerminateNotify(err error) {
 		t.Handler.TaskDone(t)
 	}
 	s.waiting.tail = nil
+	s.unmanaged()
 	if s.logout != nil {
 		s.logout(err)
 		s.logout = nil
 	}
 	if s.options.Down != nil {
-		if s.loggedOut {
+		switch {
+		case s.leaving != nil && (s.loggedOut || s.reason == nil):
+			s.reason = s.leaving.reason
+		case s.loggedOut:
 			s.reason = nil
 		}
 		s.options.Down(s.reason)

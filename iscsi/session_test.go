@@ -23,6 +23,8 @@ type wire struct {
 	ended    error
 	sendErr  error
 	flushErr error
+	freed    []*Task
+	freeErr  error
 }
 
 func (w *wire) SendControl(bhs *pdu.BHS, data []byte, t *Task) error {
@@ -38,10 +40,13 @@ func (w *wire) Flush() error                       { w.flushes++; return w.flush
 func (w *wire) AllocateConnectionResources() error { return nil }
 func (w *wire) NoticeKeyValues(*login.Keys)        {}
 func (w *wire) EnableDatamover(n Notifier) error   { w.up = n; return nil }
-func (w *wire) DeallocateTaskResources(*Task)      {}
-func (w *wire) ConnectionTerminate(reason error)   { w.ended = cmpOr(reason, errors.New("closed")) }
-func (w *wire) Limits() Limits                     { return w.limits }
-func (w *wire) last() *pdu.BHS                     { return &w.sent[len(w.sent)-1] }
+func (w *wire) DeallocateTaskResources(t *Task) error {
+	w.freed = append(w.freed, t)
+	return w.freeErr
+}
+func (w *wire) ConnectionTerminate(reason error) { w.ended = cmpOr(reason, errors.New("closed")) }
+func (w *wire) Limits() Limits                   { return w.limits }
+func (w *wire) last() *pdu.BHS                   { return &w.sent[len(w.sent)-1] }
 func cmpOr(err, other error) error {
 	if err != nil {
 		return err
@@ -60,6 +65,9 @@ type script struct {
 	max    uint32
 	events []pdu.AsyncEvent
 	again  *Task // submitted from TaskDone
+
+	eventData []byte
+	calls     int // of Soon
 }
 
 func (s *script) TaskDone(t *Task) {
@@ -77,7 +85,13 @@ func newScript(t *testing.T, window uint32, o Options) *script {
 	t.Helper()
 	s := &script{t: t, w: &wire{limits: Limits{Outstanding: 16, MaxTransfer: 1 << 20}}, statSN: 0xfffffffe}
 	o.Down = func(err error) { s.downed = append(s.downed, err) }
-	o.Async = func(e pdu.AsyncEvent, _ scsi.LUN, _ []byte) { s.events = append(s.events, e) }
+	o.Async = func(e pdu.AsyncEvent, lun scsi.LUN, data []byte) {
+		s.events, s.eventData = append(s.events, e), slices.Clone(data)
+		if lun != scsi.NewLUN(3) && lun != 0 {
+			t.Errorf("event for unit %v", lun)
+		}
+	}
+	o.Soon = func() { s.calls++ }
 	s.max = 0xfffffff0 + window - 1
 	result := &login.Result{ExpStatSN: s.statSN, CmdSN: 0xfffffff0, ExpCmdSN: 0xfffffff0, MaxCmdSN: s.max}
 	var err error
@@ -164,6 +178,11 @@ func TestResponseFields(t *testing.T) {
 		{"sense length beyond the segment", func(r pdu.SCSIResponse) { r.SetStatus(2) }, []byte{0, 9, 0x70}, nil, true},
 		{"sense of one byte", func(r pdu.SCSIResponse) { r.SetStatus(2) }, []byte{0}, nil, true},
 		{"target failure", func(r pdu.SCSIResponse) { r.SetResponse(1) }, nil, func(t *Task) bool { return t.Outcome == TargetFailed && t.Response == 1 }, false},
+		{"target failure, with flags that mean nothing", func(r pdu.SCSIResponse) {
+			r.SetResidual(1<<30, false)
+			r.SetResponse(1)
+			r.SetStatus(2)
+		}, nil, func(t *Task) bool { return t.Outcome == TargetFailed && t.Residual == 0 && t.Status == 0 }, false},
 		{"StatSN too high", func(r pdu.SCSIResponse) { r.SetStatSN(r.StatSN() + 1) }, nil, nil, true},
 		{"StatSN too low", func(r pdu.SCSIResponse) { r.SetStatSN(r.StatSN() - 1) }, nil, nil, true},
 		{"unknown tag", func(r pdu.SCSIResponse) { r.SetInitiatorTaskTag(12) }, nil, nil, true},
@@ -320,6 +339,21 @@ func TestPing(t *testing.T) {
 		s.want(StateLoggedIn, 0, 0, 1)
 		s.Tick(start.Add(10 * time.Second))
 		s.want(StateLoggedIn, 0, 0, 2)
+	})
+	t.Run("together", func(t *testing.T) {
+		// Two sessions of one process that begin at different times ask at the same time, and wake it once.
+		o := o
+		o.PingEpoch = start.Add(-time.Hour - 800*time.Millisecond)
+		one, two := newScript(t, 8, o), newScript(t, 8, o)
+		two.lastRecv = start.Add(900 * time.Millisecond)
+		a, b := one.Tick(start.Add(time.Second)), two.Tick(start.Add(time.Second))
+		if !a.Equal(b) || a.After(start.Add(5*time.Second)) || a.Before(start.Add(2500*time.Millisecond)) {
+			t.Errorf("next ticks at %v and %v", a.Sub(start), b.Sub(start))
+		}
+		one.Tick(a.Add(-1))
+		one.want(StateLoggedIn, 0, 0, 0)
+		one.Tick(a)
+		one.want(StateLoggedIn, 0, 0, 1)
 	})
 	t.Run("not answered", func(t *testing.T) {
 		s := newScript(t, 8, o)

@@ -21,6 +21,7 @@ const (
 	TargetFailed                // the target answered with a response code other than "completed at target": Response says which
 	Lost                        // the connection ended first; the target may or may not have carried the command out
 	NotSent                     // the session was already down, or cannot reach the Pages; the target has not seen the command
+	Aborted                     // task management has ended it; the target may or may not have carried the command out, but will not any more
 )
 
 // MaxSense is how many bytes of sense data a task keeps (SPC-4 section 4.5 allows 252; the fields in use end far before).
