@@ -36,7 +36,11 @@ type Port struct {
 //
 // Errors say where; errors.Is finds the errno (ECONNREFUSED, EHOSTUNREACH, ...) and context.DeadlineExceeded or Canceled in them.
 func Dial(ctx context.Context, addr string) (*Port, error) {
-	var d net.Dialer
+	return DialBy(ctx, new(net.Dialer), addr)
+}
+
+// DialBy is Dial by a dialer that knows the way: a source address, a network interface.
+func DialBy(ctx context.Context, d *net.Dialer, addr string) (*Port, error) {
 	c, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {

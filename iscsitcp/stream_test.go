@@ -12,6 +12,7 @@ import (
 
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/pdu"
+	"iserd.org/iserd/scsi"
 )
 
 // These tests drive both state machines without a socket: bytes of a made-up target go in where plan says, messages come out of build.
@@ -174,6 +175,7 @@ func (w *wire) dataIn(itt, sn, offset uint32, data []byte, status bool) {
 func (w *wire) r2t(itt, ttt, sn, offset, n uint32) {
 	var h pdu.BHS
 	p := pdu.NewR2T(&h)
+	p.SetLUN(uint64(scsi.NewLUN(1)))
 	p.SetInitiatorTaskTag(itt)
 	p.SetTargetTransferTag(ttt)
 	p.SetR2TSN(sn)
@@ -381,6 +383,7 @@ func TestReceiveViolations(t *testing.T) {
 		"R2T beyond the end":  {"asks for 10 bytes at 91, the command has 100", func(w *wire) { w.r2t(2, 5, 0, 91, 10) }},
 		"R2T wraps":           {"asks for 10 bytes at 4294967295", func(w *wire) { w.r2t(2, 5, 0, 0xffffffff, 10) }},
 		"R2T too long":        {"MaxBurstLength is 262144", func(w *wire) { w.r2t(2, 5, 0, 0, 262145) }},
+		"R2T of another unit": {"for LUN 0x0002000000000000, the command has 0x0001000000000000", func(w *wire) { w.r2t(2, 5, 0, 0, 10); w.b[9] = 2 }},
 		"R2T gap":             {"offset 10, the next in order is 0", func(w *wire) { w.r2t(2, 5, 0, 10, 10) }},
 		"R2T too many":        {"more than 1 R2Ts", func(w *wire) { w.r2t(2, 5, 0, 0, 10); w.r2t(2, 6, 1, 10, 10) }},
 		"R2T without tag":     {"without TargetTransferTag", func(w *wire) { w.r2t(2, 0xffffffff, 0, 0, 10) }},

@@ -101,6 +101,8 @@ func (c *Conn) readyToTransfer(p pdu.R2T) error {
 	switch {
 	case k.t.Direction != iscsi.Write:
 		return protocolError("11.8", "R2T for command %#08x, which does not write", k.itt)
+	case p.LUN() != k.lun:
+		return protocolError("4.2.5.3", "R2T of command %#08x for LUN %#016x, the command has %#016x", k.itt, p.LUN(), k.lun)
 	case p.R2TSN() != k.sn:
 		return protocolError("11.8", "R2TSN %d of command %#08x, expected %d", p.R2TSN(), k.itt, k.sn)
 	case n > int64(c.keys.maxBurst):
@@ -159,16 +161,18 @@ func (k *task) complete(p pdu.SCSIResponse) error {
 
 // DeallocateTaskResources forgets a task that the target has aborted. A task whose data is on its way in either direction takes the
 // connection with it.
-func (c *Conn) DeallocateTaskResources(t *iscsi.Task) {
+func (c *Conn) DeallocateTaskResources(t *iscsi.Task) error {
 	k := c.find(t.ITT())
 	if c.state != up || k == nil || k.t != t {
-		return
+		return nil
 	}
 	if k.pending > 0 || c.in.task == k {
-		c.ConnectionTerminate(fmt.Errorf("command %#08x was aborted while its data was moving", k.itt))
-		return
+		err := fmt.Errorf("command %#08x was aborted while its data was moving", k.itt)
+		c.ConnectionTerminate(err)
+		return err
 	}
 	*k = task{}
+	return nil
 }
 
 // settingsOf takes over what a login has negotiated.

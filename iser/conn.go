@@ -28,13 +28,13 @@ const (
 	// LoginDataSegmentLength is the text that one PDU carries during login and discovery, bytes.
 	LoginDataSegmentLength = 8192
 
+	// Unexpected is how many PDUs a target may send on its own at once (NOP-In, asynchronous messages, rejects): so many receives are posted beyond
+	// one per outstanding PDU. It is declared as MaxOutstandingUnexpectedPDUs (RFC 7145 section 6.7).
+	Unexpected = 24
+
 	// MaxTransfer is the data of one command, bytes: what isert's default scatter list (128 pages) carries in one go.
 	MaxTransfer = 512 << 10
 )
-
-// unexpected is how many receives are posted beyond one per outstanding PDU, for what a target sends on its own (NOP-In, asynchronous
-// messages, rejects).
-const unexpected = 24
 
 // Layout of a connection's buffer, in bytes.
 const (
@@ -42,7 +42,7 @@ const (
 	sendSlot    = 128 // headers of a PDU, rounded to cache lines; room for 52 bytes of data
 	sendSlots   = Outstanding + signalEvery
 	recvSlot    = 592 // headers and 512 bytes of data
-	recvSlots   = Outstanding + unexpected
+	recvSlots   = Outstanding + Unexpected
 	loginSendAt = 0
 	loginRecvAt = (loginSize + 63) &^ 63
 	sendAt      = 2 * loginRecvAt
@@ -195,7 +195,7 @@ func (m *Conn) EnableDatamover(n iscsi.Notifier) error {
 }
 
 // DeallocateTaskResources implements [iscsi.Datamover]. There is nothing to let go of: memory is registered with the region.
-func (m *Conn) DeallocateTaskResources(*iscsi.Task) {}
+func (m *Conn) DeallocateTaskResources(*iscsi.Task) error { return nil }
 
 // SendControl implements [iscsi.Datamover].
 func (m *Conn) SendControl(bhs *pdu.BHS, data []byte, t *iscsi.Task) error {
@@ -301,11 +301,16 @@ func (m *Conn) HandleWC(wc *rdma.WC) {
 			m.fail(fmt.Errorf("iSER message: %w (RFC 7145 section 9.2)", err))
 			return
 		}
+		bhs := (*pdu.BHS)(b[HeaderSize:headersSize])
+		if err := bhs.Valid(pdu.FromTarget, n); err != nil {
+			m.fail(err)
+			return
+		}
 		if m.notifier == nil {
 			// The target speaks before the login exchange has been taken note of: only the exchange may be answered now.
 			m.deliver(b)
 		} else {
-			m.notifier.ControlNotify((*pdu.BHS)(b[HeaderSize:headersSize]), b[headersSize:headersSize+n])
+			m.notifier.ControlNotify(bhs, b[headersSize:headersSize+n])
 		}
 		if m.state == stateOpen {
 			if err := m.postRecv(index); err != nil {

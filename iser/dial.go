@@ -16,17 +16,42 @@ import (
 // trip of a data centre.
 const ACKTimeout = 16 * time.Millisecond
 
+// SoftwareACKTimeout is that for an adapter without hardware. It answers when the processor gets to it, and on a busy machine that can be
+// later than any network is: what is then sent again only adds to the load, and soft RoCE (Linux 7.3) is not safe against an RDMA Read that is
+// sent again while its first answer comes: its completer reports success before all data is there.
+const SoftwareACKTimeout = 2 * time.Second
+
+// Way is how to reach a portal. The zero Way leaves it to the routes and the adapter.
+type Way struct {
+	Source     func(portal netip.Addr) (netip.Addr, error) // gives the address to connect from; the zero Addr leaves it to the routes. May be nil
+	ACKTimeout time.Duration                               // 0: ACKTimeout, or SoftwareACKTimeout
+}
+
 // Dial connects to a portal over RDMA and returns a [Port] for the login. pick gives the owner, the completion queue and the memory for a
 // connection on the adapter that the route goes through; its Released runs once, also when Dial fails.
 //
 // Errors: [rdma.ErrNoDevice] when no adapter serves the address, [rdma.ErrRefused] when nobody listens for RDMA there, [rdma.ErrTimeout],
 // [rdma.ErrUnreachable].
 func Dial(ctx context.Context, portal string, pick func(*rdma.Device) (Config, error)) (*Port, error) {
+	return DialBy(ctx, Way{}, portal, pick)
+}
+
+// DialBy is Dial by a way.
+func DialBy(ctx context.Context, way Way, portal string, pick func(*rdma.Device) (Config, error)) (*Port, error) {
 	addr, err := resolve(ctx, portal)
 	if err != nil {
 		return nil, err
 	}
-	link, err := rdma.Resolve(ctx, rdma.ResolveConfig{Target: addr, ACKTimeout: ACKTimeout})
+	resolve := rdma.ResolveConfig{Target: addr, ACKTimeout: ACKTimeout, SoftwareACKTimeout: SoftwareACKTimeout}
+	if way.ACKTimeout != 0 {
+		resolve.ACKTimeout, resolve.SoftwareACKTimeout = way.ACKTimeout, 0
+	}
+	if way.Source != nil {
+		if resolve.Source, err = way.Source(addr.Addr()); err != nil {
+			return nil, err
+		}
+	}
+	link, err := rdma.Resolve(ctx, resolve)
 	if err != nil {
 		return nil, err
 	}
