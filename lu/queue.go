@@ -46,6 +46,7 @@ type Counters struct {
 	SharedBytes            uint64
 	LentRequests           uint64 // of the READs and WRITEs, those whose data moved between the socket and the request's own pages
 	LentBytes              uint64
+	Discards, Zeroes       uint64 // DISCARD and WRITE_ZEROES
 	Errors, Retries        uint64
 	InFlight               int
 }
@@ -57,12 +58,18 @@ type Config struct {
 	Path   Path
 	Memory *Memory
 	Clock  Clock
+
+	// Notice is told what a unit says besides the answer to a request; nil if nobody wants to know. It runs on the reactor and must not block.
+	Notice func(Notice)
 }
 
 // Queue turns the requests of one ublk queue into SCSI commands. It implements [ublk.Handler].
 type Queue struct {
 	unit     *Unit
-	path     Path
+	path     Path // ways is in between while the unit is in doubt
+	ways     ways
+	notice   func(Notice)
+	ranges   ranges
 	memory   *Memory
 	clock    Clock
 	shift    uint // log2 of sectors per logical block
@@ -98,6 +105,7 @@ type request struct {
 	buffer mempool.Buffer // here, if holds
 	holds  bool
 	lent   bool // the data stays where it is
+	span   span // of a DISCARD or WRITE_ZEROES
 
 	immediate, delayed, lost int      // how often it was sent again, by cause
 	next                     *request // in Memory.waiting
@@ -106,13 +114,14 @@ type request struct {
 // NewQueue makes the queue's requests, one for each tag.
 func NewQueue(c Config) *Queue {
 	q := &Queue{
-		unit:     c.Unit,
 		path:     c.Path,
+		notice:   c.Notice,
 		memory:   c.Memory,
 		clock:    c.Clock,
 		requests: make([]request, c.Depth),
-		long:     c.Unit.Blocks > 1<<32,
 	}
+	q.ways.target = c.Path
+	q.Renew(c.Unit)
 	for s := c.Unit.LogicalBlockSize / ublk.SectorSize; s > 1; s >>= 1 {
 		q.shift++
 	}
@@ -149,6 +158,8 @@ func (q *Queue) submit(k blockRequest) {
 	case ublk.OpFlush:
 		r.length = 0
 		q.start(r)
+	case ublk.OpDiscard, ublk.OpWriteZeroes:
+		q.startRange(r)
 	default:
 		q.finish(r, -int32(unix.EOPNOTSUPP))
 	}
@@ -198,10 +209,12 @@ func (q *Queue) start(r *request) {
 	}
 	lba := scsi.LBA(uint64(r.kernel.Sector()) >> q.shift)
 	blocks := uint32(r.length) / uint32(q.unit.LogicalBlockSize)
+	// A unit that has shrunk is left with a block device that reaches further than short commands do.
+	long := q.long || !scsi.Fits10(lba, scsi.Blocks(blocks))
 	switch r.kernel.Op() {
 	case ublk.OpRead:
 		t.Direction = iscsi.Read
-		if q.long {
+		if long {
 			scsi.Read16(&t.CDB, lba, scsi.Blocks(blocks), false)
 		} else {
 			scsi.Read10(&t.CDB, lba, scsi.Blocks(blocks), false)
@@ -209,7 +222,7 @@ func (q *Queue) start(r *request) {
 	case ublk.OpWrite:
 		t.Direction = iscsi.Write
 		fua := r.kernel.Flags()&ublk.FlagFUA != 0
-		if q.long {
+		if long {
 			scsi.Write16(&t.CDB, lba, scsi.Blocks(blocks), fua)
 		} else {
 			scsi.Write10(&t.CDB, lba, scsi.Blocks(blocks), fua)
@@ -221,6 +234,8 @@ func (q *Queue) start(r *request) {
 		} else {
 			scsi.SynchronizeCache10(&t.CDB, 0, 0)
 		}
+	default:
+		q.fillRange(r)
 	}
 	q.path.Submit(t)
 }
@@ -254,6 +269,7 @@ func (q *Queue) finish(r *request, result int32) {
 	switch op := r.kernel.Op(); {
 	case result < 0:
 		q.counters.Errors++
+		r.task.Handler = r // a range has its own
 	case op == ublk.OpRead:
 		q.counters.Reads++
 		q.counters.ReadBytes += uint64(result)
@@ -262,6 +278,8 @@ func (q *Queue) finish(r *request, result int32) {
 		q.counters.WriteBytes += uint64(result)
 	case op == ublk.OpFlush:
 		q.counters.Flushes++
+	default:
+		q.rangeFinished(r)
 	}
 	if r.shared != nil {
 		if result > 0 {

@@ -23,6 +23,7 @@ type block struct {
 	tag     uint16
 	sector  ublk.Sector
 	data    []byte // the request's pages
+	cover   int    // bytes of a DISCARD or WRITE_ZEROES
 	copyErr error
 	shared  int // index of the buffer that data lies in, from 1; 0 for none
 	offset  int64
@@ -40,7 +41,7 @@ func (b *block) Op() ublk.Op         { return b.op }
 func (b *block) Flags() ublk.Flags   { return b.flags }
 func (b *block) Tag() uint16         { return b.tag }
 func (b *block) Sector() ublk.Sector { return b.sector }
-func (b *block) Len() int            { return len(b.data) }
+func (b *block) Len() int            { return max(len(b.data), b.cover) }
 func (b *block) Complete(res int32)  { b.results = append(b.results, res) }
 func (b *block) Lend() bool {
 	b.lends++
@@ -72,10 +73,15 @@ type disk struct {
 	reaches bool // tasks may have Pages
 	hold    bool
 	held    []*iscsi.Task
+	sent    [][]byte // data of commands for ranges
+	cdbs    [][16]byte
 }
 
 func (d *disk) Submit(t *iscsi.Task) {
 	d.tasks = append(d.tasks, t)
+	if d.cdbs != nil {
+		d.cdbs = append(d.cdbs, t.CDB)
+	}
 	if !d.keep {
 		d.finish(t)
 	}
@@ -106,6 +112,11 @@ func (d *disk) finish(t *iscsi.Task) {
 	data := t.Data
 	if t.Pages != nil {
 		data = t.Pages.(*block).data
+	}
+	if t.CDB[0] == scsi.OpUnmap || t.CDB[0] == scsi.OpWriteSame16 || t.CDB[0] == scsi.OpWriteSame10 {
+		d.sent = append(d.sent, append([]byte(nil), t.Data...))
+		t.Handler.TaskDone(t)
+		return
 	}
 	if blocks<<d.shift != uint64(t.Length()) {
 		panic(fmt.Sprintf("command for %d blocks has %d bytes of data", blocks, t.Length()))
@@ -225,6 +236,13 @@ func TestFailures(t *testing.T) {
 		}, 4096, 4, 3},
 		{"task set full for ever", always(func(t *iscsi.Task) { t.Status = scsi.StatusTaskSetFull }),
 			-int32(unix.EBUSY), 1 + maxDelayed, maxDelayed},
+		{"aborted, then good", func(n int, t *iscsi.Task) bool {
+			if n == 1 {
+				t.Outcome = iscsi.Aborted
+			}
+			return n == 1
+		}, 4096, 2, 0},
+		{"aborted for ever", always(func(t *iscsi.Task) { t.Outcome = iscsi.Aborted }), -int32(unix.ETIMEDOUT), 1 + maxImmediate, 0},
 		{"reservation conflict", always(func(t *iscsi.Task) { t.Status = scsi.StatusReservationConflict }), -int32(unix.EBADE), 1, 0},
 		{"medium error", always(func(t *iscsi.Task) { check(t, scsi.KeyMediumError, 0x11, 0) }), -int32(unix.ENODATA), 1, 0},
 		{"unit gone", always(func(t *iscsi.Task) { check(t, scsi.KeyIllegalRequest, 0x25, 0) }), -int32(unix.ENODEV), 1, 0},
@@ -318,8 +336,10 @@ func TestRefusedRequests(t *testing.T) {
 		b    *block
 		want unix.Errno
 	}{
-		{&block{op: ublk.OpDiscard}, unix.EOPNOTSUPP},
-		{&block{op: ublk.OpWriteZeroes}, unix.EOPNOTSUPP},
+		{&block{op: ublk.OpDiscard, cover: 4096}, unix.EOPNOTSUPP},
+		{&block{op: ublk.OpWriteZeroes, cover: 4096}, unix.EOPNOTSUPP},
+		{&block{op: ublk.OpDiscard}, unix.EINVAL},
+		{&block{op: 17}, unix.EOPNOTSUPP},
 		{&block{op: ublk.OpRead, data: make([]byte, 1<<20)}, unix.EINVAL},
 		{&block{op: ublk.OpRead}, unix.EINVAL},
 		{&block{op: ublk.OpRead, data: make([]byte, 512), copyErr: errors.New("gone")}, unix.EIO},

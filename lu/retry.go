@@ -39,10 +39,14 @@ func (q *Queue) exception(r *request) {
 			q.counters.Retries++
 			return
 		}
-		q.finish(r, -int32(unix.ENOLINK))
+		q.finish(r, -int32(q.ways.errno()))
 		return
 	case iscsi.TargetFailed:
 		q.again(r, scsi.Action{Kind: scsi.RetryNow, Errno: unix.EREMOTEIO})
+		return
+	case iscsi.Aborted:
+		// Task management has ended it, for itself or with others of its unit; the target is done with it.
+		q.again(r, scsi.Action{Kind: scsi.RetryNow, Errno: unix.ETIMEDOUT})
 		return
 	}
 	if t.Status == scsi.StatusGood {
@@ -56,9 +60,19 @@ func (q *Queue) exception(r *request) {
 		sense = &s
 	}
 	action := scsi.Classify(t.Status, sense)
+	if action.Attention != scsi.AttentionNone {
+		q.attention(action.Attention, sense)
+	}
+	if action.Unsupported && q.withdraw(r, sense) {
+		return
+	}
 	if action.Kind == scsi.Done {
 		if t.Residual == 0 {
-			q.good(r)
+			if r.isRange() {
+				q.rangeGood(r)
+			} else {
+				q.good(r)
+			}
 			return
 		}
 		action = scsi.Action{Kind: scsi.RetryNow, Errno: unix.EIO}
