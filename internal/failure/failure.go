@@ -13,6 +13,7 @@ import (
 	"iserd.org/iserd/iscsi/login"
 	"iserd.org/iserd/iscsi/pdu"
 	"iserd.org/iserd/rdma"
+	"iserd.org/iserd/scsi"
 	"iserd.org/iserd/ublk"
 )
 
@@ -22,6 +23,7 @@ func Name(err error, fallback string) string {
 	var refused *login.LoginError
 	var violation *pdu.ProtocolError
 	var network net.Error
+	var status *scsi.StatusError
 	switch {
 	case isAny(err, iscsi.ErrTimeout, context.DeadlineExceeded, rdma.ErrTimeout, syscall.ETIMEDOUT), errors.As(err, &network) && network.Timeout():
 		return api.ErrTimeout
@@ -31,6 +33,10 @@ func Name(err error, fallback string) string {
 		return loginName(refused)
 	case errors.As(err, &violation):
 		return api.ErrProtocolError
+	case isAny(err, scsi.ErrReservationConflict):
+		return api.ErrReservationConflict
+	case errors.As(err, &status):
+		return api.ErrCommandFailed
 	case isAny(err, iscsi.ErrSessionLost):
 		return api.ErrLoginFailed
 	case isAny(err, rdma.ErrNoDevice, rdma.ErrDeviceRemoved, rdma.ErrNotSupported, rdma.ErrRefused):

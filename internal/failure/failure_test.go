@@ -13,6 +13,7 @@ import (
 	"iserd.org/iserd/iscsi/login"
 	"iserd.org/iserd/iscsi/pdu"
 	"iserd.org/iserd/rdma"
+	"iserd.org/iserd/scsi"
 	"iserd.org/iserd/ublk"
 )
 
@@ -42,6 +43,8 @@ func TestName(t *testing.T) {
 		{context.Canceled, api.ErrCancelled, 1},
 		{ublk.ErrBusy, api.ErrBusy, 28},
 		{ublk.ErrNotSupported, api.ErrNotSupported, 27},
+		{&scsi.StatusError{Status: scsi.StatusReservationConflict}, api.ErrReservationConflict, 34},
+		{&scsi.StatusError{Status: scsi.StatusCheckCondition, Sense: &scsi.Sense{Key: scsi.KeyHardwareError}}, api.ErrCommandFailed, 33},
 		{errors.New("something else"), api.ErrInternal, 9},
 	} {
 		err := fmt.Errorf("login at portal: %w", c.err)
