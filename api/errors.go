@@ -28,6 +28,8 @@ const (
 	ErrTransportUnavailable = Prefix + "TransportUnavailable" // no RDMA device serves the address, or the portal has no iSER
 	ErrProtocolError        = Prefix + "ProtocolError"        // the target broke the protocol
 	ErrPDUTimeout           = Prefix + "PduTimeout"           // a request within a session was not answered in time
+	ErrCommandFailed        = Prefix + "CommandFailed"        // the logical unit refused a command
+	ErrReservationConflict  = Prefix + "ReservationConflict"  // another initiator holds the unit, or the key is another one
 	ErrCancelled            = Prefix + "Cancelled"            // the caller gave up
 	ErrInternal             = Prefix + "Internal"             // a fault of this project
 	ErrDaemonUnreachable    = Prefix + "DaemonUnreachable"    // no daemon answers on the socket; made by the client
@@ -67,6 +69,8 @@ var exitCodes = map[string]int{
 	ErrNotSupported:         27,
 	ErrBusy:                 28,
 	ErrAgain:                29,
+	ErrCommandFailed:        33, // iscsiadm has none for these two
+	ErrReservationConflict:  34,
 	ErrCancelled:            1,
 }
 

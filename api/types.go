@@ -20,6 +20,10 @@ type Node struct {
 	Missing      bool      `json:"missing"`    // the last discovery of its source did not list it
 	Source       string    `json:"source"`     // portal it was discovered from
 	SessionState string    `json:"session_state,omitempty"`
+	Settings     Settings  `json:"settings"`           // what the user has set
+	Secrets      []string  `json:"secrets"`            // names of the secrets that are stored
+	MovedTo      string    `json:"moved_to,omitempty"` // portal to which the target has moved for good, by its own word
+	Pending      []string  `json:"pending,omitempty"`  // settings that were changed since the session was made
 }
 
 // Portal returns the node's portal.
@@ -61,11 +65,18 @@ type Connection struct {
 	LocalAddress string            `json:"local_address"`
 	RDMADevice   string            `json:"rdma_device,omitempty"`
 	Negotiated   map[string]string `json:"negotiated"`
+	// What was done about commands without an answer, over all sessions that this one has replaced.
+	Aborts     uint64 `json:"aborts"`                // ABORT TASK
+	Resets     uint64 `json:"resets"`                // LOGICAL UNIT RESET
+	Drops      uint64 `json:"drops"`                 // sessions that were ended
+	AuthMethod string `json:"auth_method,omitempty"` // "None", or "CHAP" with algorithm and direction
+	Portal     string `json:"portal,omitempty"`      // where it is, when the target has sent it away from the session's portal
 }
 
 // Unit is a logical unit of a session.
 type Unit struct {
 	LUN     uint16 `json:"lun"`    // as a person counts
+	Type    string `json:"type"`   // "disk", "tape", ...; "no device" when that is not known
 	Device  string `json:"device"` // /dev/ublkbN, or "" when it is not served
 	Reason  string `json:"reason,omitempty"`
 	Size    uint64 `json:"size"` // bytes
@@ -79,7 +90,8 @@ type Unit struct {
 const (
 	DeviceStarting = "starting"
 	DeviceLive     = "live"
-	DeviceDead     = "dead" // the kernel or the data plane let go of it
+	DeviceWaiting  = "waiting" // its data plane is gone; requests wait for the next one
+	DeviceDead     = "dead"    // the kernel or the data plane let go of it
 )
 
 // Device is one logical unit served as a block device.
@@ -111,6 +123,12 @@ type Device struct {
 	Tiers []Tier `json:"tiers"`
 	// Buffers is how many buffers of shared memory are registered with the device, slices that nobody has included.
 	Buffers int `json:"buffers"`
+	// Reason tells why the unit is not served any more: it is gone, or another one. State is dead then, and every request fails.
+	Reason string `json:"reason,omitempty"`
+	// What DISCARD and WRITE_ZEROES may carry, bytes; 0 for a unit that cannot.
+	MaxDiscard         uint64 `json:"max_discard"`
+	DiscardGranularity uint32 `json:"discard_granularity"`
+	MaxZeroes          uint64 `json:"max_zeroes"`
 	// QueueStats are the counters of each queue, when they were asked for.
 	QueueStats []DeviceStats `json:"queue_stats,omitempty"`
 	// Warnings are sentences about what is not as it should be.
@@ -122,6 +140,8 @@ type DeviceStats struct {
 	Reads           uint64 `json:"reads"`
 	Writes          uint64 `json:"writes"`
 	Flushes         uint64 `json:"flushes"`
+	Discards        uint64 `json:"discards"`
+	Zeroes          uint64 `json:"zeroes"` // WRITE_ZEROES
 	ReadBytes       uint64 `json:"read_bytes"`
 	WriteBytes      uint64 `json:"write_bytes"`
 	Errors          uint64 `json:"errors"`
@@ -211,6 +231,10 @@ type DiscoverRequest struct {
 	Transport string  `json:"transport"` // auto asks over both and merges
 	Save      bool    `json:"save"`
 	Timeout   Seconds `json:"timeout"` // 0: the configured default
+
+	// Set are settings for this time, over those that are stored for the portal. A binding (source_address, network_interface, rdma_device) also
+	// goes into the records that are made.
+	Set map[string]string `json:"set,omitempty"`
 }
 
 // LoginRequest asks for a session with a target.
@@ -259,6 +283,8 @@ type (
 	DevicesReply struct {
 		Version int      `json:"version"`
 		Devices []Device `json:"devices"`
+		// Unserved are the logical units that have no block device, with the reason.
+		Unserved []UnservedUnit `json:"unserved"`
 	}
 	// TargetsReply lists what a discovery found.
 	TargetsReply struct {

@@ -66,6 +66,11 @@ func (c *Client) Logout(ctx context.Context, r api.LogoutRequest) (out api.Logou
 	return out, c.call(ctx, http.MethodPost, "logout", r, &out)
 }
 
+// Rescan asks targets for their logical units again; devices follow.
+func (c *Client) Rescan(ctx context.Context, r api.RescanRequest) (out api.RescanReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "rescan", r, &out)
+}
+
 // Nodes lists stored records.
 func (c *Client) Nodes(ctx context.Context, f api.NodeFilter) (out api.NodesReply, err error) {
 	q := url.Values{"target": {f.Target}, "portal": {f.Portal}}
@@ -115,6 +120,21 @@ func (c *Client) AdoptProcess(ctx context.Context, r api.BufferAdoptRequest) (ou
 // RemoveBuffer ends the registration of a buffer, or of all memory of an adopted process, or takes a slice back.
 func (c *Client) RemoveBuffer(ctx context.Context, r api.BufferRemoveRequest) (out api.BuffersReply, err error) {
 	return out, c.call(ctx, http.MethodPost, "buffers/remove", r, &out)
+}
+
+// Scsi sends one command to a logical unit.
+func (c *Client) Scsi(ctx context.Context, r api.ScsiRequest) (out api.ScsiReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "scsi", r, &out)
+}
+
+// Reserve changes persistent reservations.
+func (c *Client) Reserve(ctx context.Context, r api.ReserveRequest) (out api.ReserveReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "scsi/reserve", r, &out)
+}
+
+// Reservation tells about persistent reservations.
+func (c *Client) Reservation(ctx context.Context, r api.ReservationRequest) (out api.ReservationReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "scsi/reservation", r, &out)
 }
 
 // Status tells how the daemon is.
