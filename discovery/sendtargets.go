@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/settings"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/login"
 	"iserd.org/iserd/iscsi/pdu"
@@ -24,6 +25,8 @@ type Request struct {
 	Transport     ipc.Transport // iser or tcp
 	InitiatorName string
 	Timeout       time.Duration // of the whole discovery; 0 means 15 s
+	Auth          login.Auth
+	Way           settings.Binding // out of this host
 }
 
 // Record is one portal of one target.
@@ -84,6 +87,7 @@ func ask(ctx context.Context, r Request) ([]Record, error) {
 		InitiatorName: r.InitiatorName,
 		SessionType:   login.Discovery,
 		Transport:     login.TCP,
+		Auth:          r.Auth,
 	}
 	if r.Transport == ipc.TransportISER {
 		keys := login.DefaultKeys(login.ISER, login.Discovery)
@@ -132,10 +136,13 @@ func ask(ctx context.Context, r Request) ([]Record, error) {
 // open connects to the portal.
 func open(ctx context.Context, r Request) (iscsi.Port, error) {
 	if r.Transport != ipc.TransportISER {
-		return iscsitcp.Dial(ctx, r.Portal)
+		return iscsitcp.DialBy(ctx, r.Way.Dialer(), r.Portal)
 	}
 	var loop *iser.Loop
-	port, err := iser.Dial(ctx, r.Portal, func(dev *rdma.Device) (c iser.Config, err error) {
+	port, err := iser.DialBy(ctx, iser.Way{Source: r.Way.Source}, r.Portal, func(dev *rdma.Device) (c iser.Config, err error) {
+		if err := r.Way.Check(dev.Name()); err != nil {
+			return c, err
+		}
 		if loop, err = iser.NewLoop(dev); err != nil {
 			return c, err
 		}
