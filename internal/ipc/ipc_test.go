@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,8 @@ import (
 	"go.uber.org/goleak"
 
 	"iserd.org/iserd/internal/require"
+
+	"iserd.org/iserd/api"
 )
 
 func TestMain(m *testing.M) {
@@ -101,10 +104,21 @@ func TestCall(t *testing.T) {
 	_, _, path := start(t)
 	c := dial(t, path)
 	ctx := context.Background()
-	in := LoginRequest{Group: "g", ISID: [6]byte{0x80, 1, 2, 3, 4, 5}, Timeout: time.Second}
+	n, forever := 65536, api.Forever
+	in := LoginRequest{
+		Group: "g", ISID: [6]byte{0x80, 1, 2, 3, 4, 5}, Timeout: time.Second, Secret: api.NewSecret([]byte("a secret \x00\xff")),
+		Settings: api.Settings{CHAPAlgorithms: []string{"SHA256"}, MaxBurstLength: &n, ReplacementTimeout: &forever},
+	}
 	var out LoginRequest
-	if err := c.Call(ctx, "echo", in, &out); err != nil || out != in {
-		t.Fatalf("echo: %+v, %v", out, err)
+	if err := c.Call(ctx, "echo", in, &out); err != nil {
+		t.Fatalf("echo: %v", err)
+	}
+	if !out.Secret.Equal(in.Secret) || !out.TargetSecret.IsZero() {
+		t.Error("the secret is another one")
+	}
+	in.Secret, out.Secret = api.Secret{}, api.Secret{}
+	if !reflect.DeepEqual(in, out) {
+		t.Fatalf("echo: %+v", out)
 	}
 	var coded *Error
 	if err := c.Call(ctx, "coded", Empty{}, nil); !errors.As(err, &coded) || coded.Code != "Busy" || coded.Text != "in use" {

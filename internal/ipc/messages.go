@@ -3,6 +3,8 @@ package ipc
 import (
 	"encoding/json"
 	"time"
+
+	"iserd.org/iserd/api"
 )
 
 // Version is the version of the messages. Both processes send theirs in Hello; a data plane that outlived an upgrade may be older than
@@ -17,6 +19,7 @@ const (
 	MethodAttach = "attach" // AttachRequest -> Empty; the unit's queues are fetching when it returns
 	MethodDetach = "detach" // DetachRequest -> Empty; the character device is closed when it returns
 	MethodState  = "state"  // Empty -> State
+	MethodRescan = "rescan" // RescanRequest -> Group: the target was asked for its units again
 
 	// Shared memory. The order of a buffer's life: add; then for each device REG_BUF by the control plane and bind; UNREG_BUF and unbind; remove.
 	MethodBufferAdd    = "buffer-add"    // BufferAddRequest with one descriptor -> Empty; mapped and registered with every adapter in use
@@ -49,6 +52,7 @@ type HelloReply struct {
 	PID      int      `json:"pid"`
 	Reactors int      `json:"reactors"` // data-path threads, hence queues of a device and sessions of a group
 	RDMA     []string `json:"rdma"`     // names of the RDMA devices seen
+	Settings bool     `json:"settings"` // it heeds the settings and secrets of a LoginRequest
 }
 
 // Transport is what carries a session.
@@ -70,6 +74,13 @@ type LoginRequest struct {
 	InitiatorName string        `json:"initiator_name"`
 	ISID          [6]byte       `json:"isid"`    // of reactor 0; the qualifier (last two bytes) counts up with the reactor
 	Timeout       time.Duration `json:"timeout"` // of the whole login, nanoseconds
+
+	// RequestTimeout is how long a command may go without an answer before it is aborted, nanoseconds; 0: for ever.
+	RequestTimeout time.Duration `json:"request_timeout,omitempty"`
+	// How the sessions are made, the first time and whenever one is lost. Transport is not looked at: the field above counts.
+	Settings     api.Settings `json:"settings"`
+	Secret       api.Secret   `json:"secret,omitzero"`        // for CHAP; with it we answer the target's challenge
+	TargetSecret api.Secret   `json:"target_secret,omitzero"` // with it the target has to answer ours
 }
 
 // Group states.
@@ -93,6 +104,9 @@ type Group struct {
 	InitiatorName   string    `json:"initiator_name"`
 	Sessions        []Session `json:"sessions"`
 	Units           []Unit    `json:"units"`
+
+	Settings api.Settings `json:"settings"`           // those of the LoginRequest
+	MovedTo  string       `json:"moved_to,omitempty"` // portal to which the target has moved for good, by its own word
 }
 
 // Session is one session, on one reactor.
@@ -106,6 +120,13 @@ type Session struct {
 	Negotiated   map[string]string `json:"negotiated"` // text keys as on the wire
 	Outstanding  int               `json:"outstanding"`
 	WindowWaits  uint64            `json:"window_waits"`
+
+	// What was done about commands without an answer, over all sessions that this one has replaced.
+	Aborts     uint64 `json:"aborts,omitempty"` // ABORT TASK
+	Resets     uint64 `json:"resets,omitempty"` // LOGICAL UNIT RESET
+	Drops      uint64 `json:"drops,omitempty"`  // sessions that were ended
+	AuthMethod string `json:"auth_method"`      // "None", or "CHAP" with algorithm and direction
+	Portal     string `json:"portal,omitempty"` // where the session is, when the target has sent it away from the group's portal
 }
 
 // Unit is a logical unit that the target reported.
@@ -130,6 +151,22 @@ type Unit struct {
 	WriteCache        bool   `json:"write_cache"`      // WCE: flushes are needed
 	FUA               bool   `json:"fua"`              // DPOFUA
 	Rotational        bool   `json:"rotational"`       // VPD 0xB1
+
+	MinIOSize          uint32 `json:"min_io_size,omitempty"`         // bytes, 0 unknown
+	MaxDiscard         uint64 `json:"max_discard,omitempty"`         // bytes of one DISCARD, 0: none
+	DiscardGranularity uint32 `json:"discard_granularity,omitempty"` // bytes
+	DiscardAlignment   uint32 `json:"discard_alignment,omitempty"`   // bytes from the start of the unit to the first granule
+	MaxZeroes          uint64 `json:"max_zeroes,omitempty"`          // bytes of one WRITE_ZEROES, 0: none
+	Discard            uint8  `json:"discard_method,omitempty"`      // by which command, as package lu numbers them; 0 for none
+	Zeroes             uint8  `json:"zeroes_method,omitempty"`
+	ZeroesUnmap        bool   `json:"zeroes_unmap,omitempty"`  // zeroing may deallocate
+	CacheAssumed       bool   `json:"cache_assumed,omitempty"` // write_cache is a guess
+	Changed            string `json:"changed,omitempty"`       // why the device of this unit, or of one that had its number, is served no more
+}
+
+// RescanRequest asks a target for its logical units again, and looks at each.
+type RescanRequest struct {
+	Group string `json:"group"`
 }
 
 // LogoutRequest ends a session group. Its devices must be detached before.
@@ -239,6 +276,8 @@ type QueueStats struct {
 	Reads      uint64    `json:"reads"`
 	Writes     uint64    `json:"writes"`
 	Flushes    uint64    `json:"flushes"`
+	Discards   uint64    `json:"discards,omitempty"`
+	Zeroes     uint64    `json:"zeroes,omitempty"` // WRITE_ZEROES
 	ReadBytes  uint64    `json:"read_bytes"`
 	WriteBytes uint64    `json:"write_bytes"`
 	Errors     uint64    `json:"errors"`
