@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/settings"
 	"iserd.org/iserd/internal/uapi"
 	"iserd.org/iserd/internal/uring"
 	"iserd.org/iserd/iscsi"
@@ -28,12 +29,15 @@ type port interface {
 	device() string
 }
 
-// open connects to a portal for a session on r.
-func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal string) (port, error) {
+// open connects to a portal for a session on r, by the way that was asked for.
+func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal string, way settings.Binding) (port, error) {
 	if t == ipc.TransportISER {
 		var a *adapter
-		port, err := iser.Dial(ctx, portal, func(dev *rdma.Device) (iser.Config, error) {
-			var err error
+		port, err := iser.DialBy(ctx, iser.Way{Source: way.Source, ACKTimeout: p.config.ACKTimeout}, portal, func(dev *rdma.Device) (iser.Config, error) {
+			err := way.Check(dev.Name())
+			if err != nil {
+				return iser.Config{}, err
+			}
 			if a, err = r.adapter(dev); err != nil {
 				return iser.Config{}, err
 			}
@@ -44,7 +48,7 @@ func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal st
 		}
 		return rdmaPort{port, a}, nil
 	}
-	port, err := iscsitcp.Dial(ctx, portal)
+	port, err := iscsitcp.DialBy(ctx, way.Dialer(), portal)
 	if err != nil {
 		return nil, err
 	}
@@ -60,6 +64,7 @@ func (p rdmaPort) configure(c *login.Config) {
 	keys := login.DefaultKeys(login.ISER, login.Normal)
 	keys.InitiatorRecvDataSegmentLength = iser.InitiatorRecvDataSegmentLength
 	keys.TargetRecvDataSegmentLength = iser.TargetRecvDataSegmentLength
+	keys.MaxOutstandingUnexpectedPDUs = iser.Unexpected
 	keys.ImmediateData = true // used for a command whose data is immediate as a whole: see package iser
 	c.Transport, c.Keys = login.ISER, &keys
 }
