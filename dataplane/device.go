@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/uapi"
 	"iserd.org/iserd/lu"
+	"iserd.org/iserd/scsi"
 	"iserd.org/iserd/ublk"
 )
 
@@ -17,14 +19,18 @@ import (
 type device struct {
 	id     int
 	group  *group
-	unit   *lu.Unit
+	lun    scsi.LUN
 	char   *ublk.Device
 	queues []*deviceQueue
+	doubts atomic.Uint64 // how often a queue has parked its requests because the unit may be another one
 
-	mu    sync.Mutex
-	state string
-	gone  chan struct{} // closed when every queue has ended
-	left  int
+	mu      sync.Mutex
+	unit    *lu.Unit  // replaced, never changed
+	changed string    // why the unit is not served any more: it is gone, or another one; "" while it is
+	doubted time.Time // since when requests wait for an answer to that question; zero if they do not
+	state   string
+	gone    chan struct{} // closed when every queue has ended
+	left    int
 }
 
 // deviceQueue is one queue with the reactor that owns it.
@@ -40,6 +46,17 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	p.mu.Lock()
 	g := p.groups[a.Group]
 	_, taken := p.devices[a.UblkID]
+	taken = taken || p.attaching[a.UblkID] != nil
+	if !taken {
+		done := make(chan struct{})
+		p.attaching[a.UblkID] = done
+		defer func() {
+			p.mu.Lock()
+			delete(p.attaching, a.UblkID)
+			p.mu.Unlock()
+			close(done)
+		}()
+	}
 	p.mu.Unlock()
 	switch {
 	case g == nil:
@@ -59,7 +76,7 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &device{id: a.UblkID, group: g, unit: unit, char: char, state: ipc.DeviceServing, gone: make(chan struct{}), left: a.Queues}
+	d := &device{id: a.UblkID, group: g, unit: unit, lun: unit.LUN, char: char, state: ipc.DeviceServing, gone: make(chan struct{}), left: a.Queues}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -68,13 +85,20 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	g.mu.Lock()
 	tcp := g.transport == ipc.TransportTCP
 	g.mu.Unlock()
+	if a.Recover {
+		d.doubts.Add(1)
+		d.doubted = time.Now()
+	}
 	for i := range a.Queues {
 		r := p.reactors[i]
 		q := &deviceQueue{reactor: r}
 		r.Call(func() {
 			q.lu = lu.NewQueue(lu.Config{
-				Unit: unit, Depth: a.Depth, Path: g.paths[i], Memory: r.memory, Clock: &r.clock,
+				Unit: unit, Depth: a.Depth, Path: g.paths[i], Memory: r.memory, Clock: &r.clock, Notice: d.notice,
 			})
+			if a.Recover {
+				q.lu.Park() // the unit may have become another one while nobody looked
+			}
 			q.kernel, err = char.OpenQueue(r.ring, i, a.Depth, q.lu)
 			if err != nil {
 				return
@@ -83,6 +107,7 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 				q.kernel.OpenLending() // without, everything is copied
 			}
 			q.kernel.OnGone(d.queueGone)
+			g.paths[i].join(q.lu)
 		})
 		if err != nil {
 			return err
@@ -95,6 +120,9 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	g.mu.Lock()
 	g.devices++
 	g.mu.Unlock()
+	if a.Recover || g.unit(a.LUN) != unit { // the target was asked again meanwhile
+		g.notices.look()
+	}
 	p.log.WithField("dev", d.id).WithField("target", g.request.Target).WithField("lun", unit.LUN.String()).Info("serving")
 	return nil
 }
@@ -112,8 +140,19 @@ func (d *device) queueGone() {
 // detachTimeout is how long a stopped device's tags may take to come back.
 const detachTimeout = 2 * time.Second
 
-// detach lets go of a device that the control plane has stopped, or that was never started.
+// detach lets go of a device that the control plane has stopped, or that was never started. An attach that is still at work, because nobody waits for its
+// answer any more, comes first.
 func (p *Plane) detach(ctx context.Context, id int) error {
+	p.mu.Lock()
+	attaching := p.attaching[id]
+	p.mu.Unlock()
+	if attaching != nil {
+		select {
+		case <-attaching:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	p.mu.Lock()
 	d := p.devices[id]
 	p.mu.Unlock()
@@ -149,7 +188,10 @@ func (p *Plane) detach(ctx context.Context, id int) error {
 // brings them back.
 func (d *device) close() {
 	for _, q := range d.queues {
-		q.reactor.Call(func() { q.kernel.Close() })
+		q.reactor.Call(func() {
+			q.kernel.Close()
+			d.group.paths[q.reactor.index].leave(q.lu)
+		})
 	}
 	d.char.Close()
 }
@@ -157,7 +199,7 @@ func (d *device) close() {
 // snapshot tells what the device is and has done.
 func (d *device) snapshot() ipc.Device {
 	d.mu.Lock()
-	s := ipc.Device{UblkID: d.id, Group: d.group.request.Group, LUN: uint64(d.unit.LUN), State: d.state}
+	s := ipc.Device{UblkID: d.id, Group: d.group.request.Group, LUN: uint64(d.lun), State: d.state}
 	d.mu.Unlock()
 	d.group.mu.Lock()
 	tcp := d.group.transport == ipc.TransportTCP
@@ -166,7 +208,7 @@ func (d *device) snapshot() ipc.Device {
 		var c lu.Counters
 		q.reactor.Call(func() { c = q.lu.Counters() })
 		stats := ipc.QueueStats{
-			Reads: c.Reads, Writes: c.Writes, Flushes: c.Flushes, ReadBytes: c.ReadBytes, WriteBytes: c.WriteBytes,
+			Reads: c.Reads, Writes: c.Writes, Flushes: c.Flushes, Discards: c.Discards, Zeroes: c.Zeroes, ReadBytes: c.ReadBytes, WriteBytes: c.WriteBytes,
 			Errors: c.Errors, Retries: c.Retries, InFlight: c.InFlight,
 		}
 		if tcp {

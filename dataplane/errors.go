@@ -15,7 +15,7 @@ func classify(err error) *ipc.Error {
 	if errors.As(err, &coded) {
 		return coded
 	}
-	return &ipc.Error{Code: failure.Name(err, api.ErrInternal), Text: err.Error()}
+	return &ipc.Error{Code: failure.Name(err, api.ErrInternal), Text: failure.Text(err)}
 }
 
 // coded is classify for an error that may be nil.

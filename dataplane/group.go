@@ -7,10 +7,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
+	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
-	"iserd.org/iserd/internal/mempool"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/lu"
+	"iserd.org/iserd/scsi"
 )
 
 // group is a session group: the sessions of this initiator with one portal of one target, one on each reactor, and the logical units that
@@ -19,33 +22,36 @@ type group struct {
 	plane   *Plane
 	request ipc.LoginRequest
 	paths   []*path
-	units   []*lu.Unit
 
 	ctx    context.Context // ends with the group
 	cancel context.CancelFunc
-	tasks  sync.WaitGroup // recovery goroutines
+	tasks  sync.WaitGroup // recovery goroutines, and the one that watches the units
+
+	notices notices
+	looking sync.Mutex // held while the target is asked for its units
 
 	mu        sync.Mutex // guards what follows, and path.info and path.down
 	transport ipc.Transport
 	reason    string
 	tpgt      uint16
+	movedTo   string // portal to which the target has moved for good; "" if it has not
 	state     string
 	since     time.Time
 	err       error
-	failed    int // paths without a session
+	failed    int        // paths without a session
+	units     []*lu.Unit // replaced, never changed
 	devices   int
+
+	registered map[scsi.LUN]registration // persistent reservations: the keys that the sessions are registered with
+	reserving  sync.Mutex                // held while one of them changes
 }
 
-// replacementTimeout is how long requests wait for a lost session to come back before they fail.
+// replacementTimeout is how long requests wait for a lost session to come back before they fail, unless the setting says otherwise.
 const replacementTimeout = 30 * time.Second
 
 // newGroup logs in on every reactor and asks for the units. On an error nothing is left behind.
 func (p *Plane) newGroup(ctx context.Context, request ipc.LoginRequest) (*group, error) {
-	g := &group{plane: p, request: request, state: ipc.GroupUp, since: time.Now(), transport: request.Transport}
-	g.ctx, g.cancel = context.WithCancel(p.ctx)
-	for _, r := range p.reactors {
-		g.paths = append(g.paths, &path{group: g, reactor: r})
-	}
+	g := p.emptyGroup(request)
 	whole := false
 	defer func() {
 		if !whole { // also after a panic over what the target has sent
@@ -55,18 +61,17 @@ func (p *Plane) newGroup(ctx context.Context, request ipc.LoginRequest) (*group,
 	if err := g.login(ctx); err != nil {
 		return nil, err
 	}
-	exec := executor{g.paths[0]}
-	limit := 0
-	g.paths[0].reactor.Call(func() {
-		if s := g.paths[0].session; s != nil {
-			limit = s.MaxTransfer()
-		}
-	})
-	units, err := lu.ProbeAll(ctx, exec, min(limit, mempool.MaxBlock))
+	exec, limit, err := g.asker()
+	if err != nil {
+		return nil, err
+	}
+	units, err := lu.ProbeAll(ctx, exec, limit)
 	if err != nil {
 		return nil, fmt.Errorf("logical units of %s: %w", request.Target, err)
 	}
 	g.units, whole = units, true
+	g.tasks.Add(1)
+	go g.runWatch()
 	return g, nil
 }
 
@@ -128,13 +133,17 @@ func (g *group) sessionEnded(p *path, err error) {
 	lived := time.Since(p.since)
 	g.tasks.Add(1)
 	g.mu.Unlock()
+	var end *iscsi.TargetEndError
+	stay := time.Duration(0)
+	if errors.As(err, &end) {
+		stay = min(end.Time2Wait, replacementTimeout)
+	}
+	g.log(p).WithError(err).Warn("session lost; logging in again")
+	g.plane.notifyGroup(g) // before a recovery that is quick
 	go func() {
 		defer g.tasks.Done()
-		p.runRecovery(lived)
+		p.runRecovery(lived, stay)
 	}()
-	g.plane.log.WithField("target", g.request.Target).WithField("portal", g.request.Portal).WithField("session", p.reactor.index).
-		WithError(err).Warn("session lost; logging in again")
-	g.plane.notifyGroup(g)
 }
 
 // Pauses between the attempts to log in again. A session that ends soon after it began makes the next pause longer too, so that a target that
@@ -145,13 +154,18 @@ const (
 	shortLife  = 10 * time.Second
 )
 
-// runRecovery logs the path in again, for ever, until the group ends. Requests wait for replacementTimeout, then they fail. lived is how long
-// the lost session was there.
-func (p *path) runRecovery(lived time.Duration) {
+// log is the log with what names a session.
+func (g *group) log(p *path) *logrus.Entry {
+	return g.plane.log.WithField("target", g.request.Target).WithField("portal", g.request.Portal).WithField("session", p.reactor.index)
+}
+
+// runRecovery logs the path in again, for ever, until the group ends. Requests wait for the replacement timeout, then they fail. lived is how long
+// the lost session was there, stay how long the target wants not to be asked (RFC 7143 section 7.5.2).
+func (p *path) runRecovery(lived, stay time.Duration) {
 	g := p.group
-	log := g.plane.log.WithField("target", g.request.Target).WithField("portal", g.request.Portal).WithField("session", p.reactor.index)
+	log := g.log(p)
 	back := false // guarded by g.mu
-	expire := time.AfterFunc(replacementTimeout, func() {
+	expire := afterSetting(g.request.Settings.ReplacementTimeout, replacementTimeout, func() {
 		g.mu.Lock()
 		late := back
 		if !late {
@@ -169,10 +183,11 @@ func (p *path) runRecovery(lived time.Duration) {
 		log.Error("no session within the replacement timeout: requests fail from now on")
 		g.plane.notifyGroup(g)
 	})
-	defer expire.Stop()
+	defer expire()
 	if lived >= shortLife {
 		p.pause = 0
 	}
+	p.pause = max(p.pause, stay)
 	for {
 		if p.pause > 0 {
 			select {
@@ -182,7 +197,7 @@ func (p *path) runRecovery(lived time.Duration) {
 			}
 		}
 		p.pause = min(max(2*p.pause, firstPause), lastPause)
-		ctx, cancel := context.WithTimeout(g.ctx, loginTimeout)
+		ctx, cancel := context.WithTimeout(g.ctx, api.SecondsOr(g.request.Settings.LoginTimeout, loginTimeout))
 		err := p.login(ctx)
 		cancel()
 		if err == nil {
@@ -199,15 +214,19 @@ func (p *path) runRecovery(lived time.Duration) {
 	g.mu.Lock()
 	back = true
 	g.failed--
-	if g.failed == 0 {
+	whole := g.failed == 0
+	if whole {
 		g.state, g.since, g.err = ipc.GroupUp, time.Now(), nil
 	}
 	g.mu.Unlock()
+	if whole {
+		g.notices.look() // much may have changed while nobody could tell us
+	}
 	log.Info("session is back")
 	g.plane.notifyGroup(g)
 }
 
-// loginTimeout bounds one attempt to bring a session back.
+// loginTimeout bounds one attempt to bring a session back, unless the setting says otherwise.
 const loginTimeout = 15 * time.Second
 
 // end logs every path out. What goes wrong is returned, but nothing stays.
@@ -227,6 +246,8 @@ func (g *group) end(ctx context.Context) error {
 
 // unit finds a logical unit of the group.
 func (g *group) unit(lun uint64) *lu.Unit {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for _, u := range g.units {
 		if uint64(u.LUN) == lun {
 			return u

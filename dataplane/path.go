@@ -4,11 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/settings"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/login"
+	"iserd.org/iserd/iscsi/pdu"
+	"iserd.org/iserd/lu"
+	"iserd.org/iserd/scsi"
 )
 
 // path is the way of one reactor's requests to a target: a session as long as there is one, and the requests that wait for the next one
@@ -28,9 +34,14 @@ type path struct {
 	reactor *Reactor
 
 	// Owned by the reactor.
-	session *iscsi.Session
-	held    struct{ head, tail *heldTask }
-	refuse  bool // do not hold: fail at once
+	session  *iscsi.Session
+	unproven *iscsi.Session // logged in, and being asked whether its units are the right ones: see prove
+	keeper   *deadline      // of either
+	held     struct{ head, tail *heldTask }
+	refuse   bool        // do not hold: fail at once
+	queues   []*lu.Queue // of the devices, on this reactor
+
+	escalations escalations
 
 	// Guarded by group.mu.
 	info  ipc.Session
@@ -61,6 +72,16 @@ func (p *path) Submit(t *iscsi.Task) {
 // Reaches tells whether the session moves data that is not mapped in this process.
 func (p *path) Reaches(d iscsi.Direction) bool { return p.session != nil && p.session.Reaches(d) }
 
+// join and leave keep the queues that the path's sessions serve. They run on the reactor.
+func (p *path) join(q *lu.Queue) { p.queues = append(p.queues, q) }
+
+func (p *path) leave(q *lu.Queue) {
+	p.queues = slices.DeleteFunc(p.queues, func(x *lu.Queue) bool { return x == q })
+}
+
+// Refuses tells whether tasks fail at once: there is no session, and none came in time.
+func (p *path) Refuses() bool { return p.session == nil && p.refuse }
+
 // Hold keeps a task for the next session. It returns false when the task is to fail instead.
 func (p *path) Hold(t *iscsi.Task) bool {
 	if p.refuse {
@@ -88,18 +109,21 @@ func (p *path) release(submit func(*iscsi.Task)) {
 // fail lets held tasks and those that come fail at once. It runs on the reactor.
 func (p *path) fail() {
 	p.refuse = true
+	for _, q := range p.queues {
+		q.Drop()
+	}
 	p.release(func(t *iscsi.Task) {
 		t.Outcome = iscsi.NotSent
 		t.Handler.TaskDone(t)
 	})
 }
 
-// firstLogin is login, tried again when the target drops the connection in its course: isert does so when it finds no memory for a session, which
-// passes.
+// firstLogin is login, tried again when the target drops the connection in its course, or says that it is out of resources: isert does the former
+// when it finds no contiguous memory for a session, which passes.
 func (p *path) firstLogin(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := p.login(ctx)
-		if err == nil || try == 3 || !errors.Is(err, login.ErrConnectionLost) {
+		if err == nil || try == 3 || login.RetryOf(err) != login.RetryNow && !errors.Is(err, login.ErrOutOfResources) {
 			return err
 		}
 		select {
@@ -110,10 +134,10 @@ func (p *path) firstLogin(ctx context.Context) error {
 	}
 }
 
-// login makes a session on the path's reactor. It runs on a control goroutine.
-func (p *path) login(ctx context.Context) error {
+// loginAt makes a session on the path's reactor, with the target at a portal. It runs on a control goroutine.
+func (p *path) loginAt(ctx context.Context, portal string) error {
 	g := p.group
-	port, err := g.plane.open(ctx, p.reactor, g.transport, g.request.Portal)
+	port, err := g.plane.open(ctx, p.reactor, g.transport, portal, settings.BindingOf(&g.request.Settings))
 	if err != nil {
 		return err
 	}
@@ -129,6 +153,7 @@ func (p *path) login(ctx context.Context) error {
 		Transport:     login.TCP,
 	}
 	port.configure(&config)
+	applySettings(&config, &g.request)
 	result, err := iscsi.Login(ctx, port, config)
 	if err != nil {
 		port.Close()
@@ -136,27 +161,33 @@ func (p *path) login(ctx context.Context) error {
 	}
 	lost := make(chan struct{})
 	options := iscsi.Options{
-		PingInterval: pingInterval,
-		PingTimeout:  pingTimeout,
+		PingInterval: api.SecondsOr(g.request.Settings.NoopOutInterval, pingInterval),
+		PingEpoch:    g.plane.begun,
+		PingTimeout:  api.SecondsOr(g.request.Settings.NoopOutTimeout, pingTimeout),
 		Down:         func(err error) { p.lost(err, lost) },
+		Async:        p.event,
+		Rejected:     func(err *iscsi.RejectError) { g.log(p).WithError(err).Warn("PDU rejected") },
+		Soon:         p.reactor.clock.soon,
 	}
+	var session *iscsi.Session
 	p.reactor.Call(func() {
 		var mover iscsi.Datamover
 		if mover, err = port.attach(p.reactor); err != nil {
 			return
 		}
 		mover.NoticeKeyValues(&result.Keys)
-		var session *iscsi.Session
 		if session, err = iscsi.NewSession(mover, result, options, time.Now()); err != nil {
 			mover.ConnectionTerminate(err)
 			return
 		}
-		p.session, p.refuse = session, false
-		p.reactor.addFlusher(session)
-		p.release(session.Submit)
+		p.unproven, p.keeper = session, newDeadline(p, session, g.request.RequestTimeout)
+		p.reactor.addFlusher(p.keeper)
 	})
 	if err != nil {
 		port.Close()
+		return err
+	}
+	if err := p.adopt(ctx, session, lost); err != nil {
 		return err
 	}
 	g.mu.Lock()
@@ -169,6 +200,10 @@ func (p *path) login(ctx context.Context) error {
 		LocalAddress: port.LocalAddr(),
 		RDMADevice:   port.device(),
 		Negotiated:   result.Negotiated,
+		AuthMethod:   result.AuthMethod,
+	}
+	if portal != g.request.Portal {
+		p.info.Portal = portal
 	}
 	g.tpgt = result.TargetPortalGroupTag
 	g.mu.Unlock()
@@ -177,13 +212,29 @@ func (p *path) login(ctx context.Context) error {
 
 // lost runs on the reactor when the session has ended; err is nil after a logout.
 func (p *path) lost(err error, done chan struct{}) {
-	p.reactor.removeFlusher(p.session)
+	p.reactor.removeFlusher(p.keeper)
+	p.keeper = nil
+	if p.unproven != nil { // the login sees it
+		p.unproven = nil
+		close(done)
+		return
+	}
 	p.session = nil
 	close(done)
 	if err == nil {
 		p.fail()
 	}
 	go p.group.sessionEnded(p, err)
+}
+
+// event runs on the reactor for an Asynchronous Message that does not end the session.
+func (p *path) event(event pdu.AsyncEvent, lun scsi.LUN, data []byte) {
+	log := p.group.log(p).WithField("lun", lun)
+	if event != pdu.AsyncSCSI {
+		log.WithField("event", event).Info("target sends a message of its vendor's")
+		return
+	}
+	p.attention(lun, data)
 }
 
 // logout ends the session politely. It runs on a control goroutine, after recovery has been stopped.

@@ -22,7 +22,9 @@ type Config struct {
 	PoolSize int // bytes of I/O buffers that a reactor may come to hold; 0 means DefaultPoolSize
 	Build    string
 	Log      *logrus.Entry
-	Exit     func() // asked for by the control plane
+
+	ACKTimeout time.Duration // of the RDMA connections; 0 leaves it to the kind of adapter: see iser.Way
+	Exit       func()        // asked for by the control plane
 }
 
 // logoutTimeout is how long the sessions of a group may take to end politely.
@@ -38,13 +40,18 @@ type Plane struct {
 	reactors []*Reactor
 	ctx      context.Context
 	cancel   context.CancelFunc
+	begun    time.Time
 
 	mu      sync.Mutex
 	groups  map[string]*group
 	pending map[string]bool // groups that log in or out right now
 	devices map[int]*device
 
+	attaching map[int]chan struct{} // devices on their way into devices; each is closed when its attach has ended
+
 	buffers buffers
+
+	patience patience // with answers to task management
 
 	events chan event // for the control plane; see runNotify
 	done   chan struct{}
@@ -69,13 +76,17 @@ func New(c Config) (*Plane, error) {
 		c.PoolSize = DefaultPoolSize
 	}
 	p := &Plane{
-		log: c.Log, config: c,
+		log: c.Log, config: c, begun: time.Now(),
 		groups:  make(map[string]*group),
 		pending: make(map[string]bool),
 		devices: make(map[int]*device),
-		buffers: buffers{list: make(map[uint32]*buffer), adapters: make(map[*adapter]bool)},
-		events:  make(chan event, eventQueue),
-		done:    make(chan struct{}),
+
+		attaching: make(map[int]chan struct{}),
+
+		buffers:  buffers{list: make(map[uint32]*buffer), adapters: make(map[*adapter]bool)},
+		patience: defaultPatience,
+		events:   make(chan event, eventQueue),
+		done:     make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	// The reactors sleep in system calls and must find a processor when they wake; the control goroutines need some beside them.
@@ -133,7 +144,7 @@ func (p *Plane) Close() {
 func (p *Plane) Idle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.groups) == 0 && len(p.devices) == 0 && len(p.pending) == 0
+	return len(p.groups) == 0 && len(p.devices) == 0 && len(p.attaching) == 0 && len(p.pending) == 0
 }
 
 // Handle answers one request of the control plane.
@@ -143,6 +154,8 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		return p.hello(), nil
 	case ipc.MethodLogin:
 		return handle(body, func(r ipc.LoginRequest) (any, error) { return p.login(ctx, r) })
+	case ipc.MethodRestore:
+		return handle(body, func(r ipc.RestoreRequest) (any, error) { return p.restore(ctx, r) })
 	case ipc.MethodLogout:
 		return handle(body, func(r ipc.LogoutRequest) (any, error) { return ipc.Empty{}, p.logout(ctx, r.Group) })
 	case ipc.MethodAttach:
@@ -157,6 +170,12 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		return handle(body, func(r ipc.BufferBindRequest) (any, error) { return ipc.Empty{}, coded(p.bindBuffer(r, true)) })
 	case ipc.MethodBufferUnbind:
 		return handle(body, func(r ipc.BufferBindRequest) (any, error) { return ipc.Empty{}, coded(p.bindBuffer(r, false)) })
+	case ipc.MethodScsi:
+		return handle(body, func(r ipc.ScsiRequest) (any, error) { return codedReply(p.scsi(ctx, r)) })
+	case ipc.MethodReserve:
+		return handle(body, func(r ipc.ReserveRequest) (any, error) { return codedReply(p.reserve(ctx, r)) })
+	case ipc.MethodRescan:
+		return handle(body, func(r ipc.RescanRequest) (any, error) { return p.rescan(ctx, r.Group) })
 	case ipc.MethodState:
 		return p.state(), nil
 	case ipc.MethodShutdown:
@@ -180,7 +199,7 @@ func handle[T any](body json.RawMessage, f func(T) (any, error)) (any, error) {
 }
 
 func (p *Plane) hello() ipc.HelloReply {
-	h := ipc.HelloReply{Version: ipc.Version, Build: p.config.Build, PID: os.Getpid(), Reactors: len(p.reactors)}
+	h := ipc.HelloReply{Version: ipc.Version, Build: p.config.Build, PID: os.Getpid(), Reactors: len(p.reactors), Settings: true}
 	if devices, err := rdma.Devices(); err == nil {
 		for _, d := range devices {
 			h.RDMA = append(h.RDMA, d.Name)
@@ -200,6 +219,9 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (*ipc.Group, erro
 	p.mu.Unlock()
 	if r.Timeout <= 0 {
 		r.Timeout = 30 * time.Second
+	}
+	if err := r.Settings.Check(); err != nil {
+		return nil, &ipc.Error{Code: api.ErrInvalidArgs, Text: err.Error()}
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
@@ -249,7 +271,7 @@ func (p *Plane) logout(ctx context.Context, id string) error {
 	delete(p.groups, id)
 	p.pending[id] = true
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, logoutTimeout)
+	ctx, cancel := context.WithTimeout(ctx, api.SecondsOr(g.request.Settings.LogoutTimeout, logoutTimeout))
 	defer cancel()
 	err := g.end(ctx)
 	p.mu.Lock()

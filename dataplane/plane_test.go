@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/testtarget"
 	"iserd.org/iserd/iscsi"
+	"iserd.org/iserd/iscsi/pdu"
 	"iserd.org/iserd/scsi"
 )
 
@@ -261,6 +263,77 @@ func TestRecovery(t *testing.T) {
 	}
 	if n := target.Sessions(); n != 2 {
 		t.Errorf("%d sessions, want 2", n)
+	}
+}
+
+// A target asks for a logout, or drops the sessions for a while: the session goes on elsewhere in time, and no request fails.
+func TestTargetEndsSession(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		event    pdu.AsyncEvent
+		p2, p3   uint16
+		polite   bool // it gets a Logout Request
+		earliest time.Duration
+	}{
+		{"logout request", pdu.AsyncLogoutRequest, 0, 10, true, 0},
+		{"negotiation request", pdu.AsyncNegotiate, 0, 10, true, 0},
+		{"logout request, at once", pdu.AsyncLogoutRequest, 0, 0, true, 0},
+		{"drop", pdu.AsyncDropAll, 0, 0, false, 0},
+		{"drop for a second", pdu.AsyncDropConnection, 1, 0, false, time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlane(t)
+			target := newTarget(t, testtarget.Config{})
+			events := make(chan ipc.Group, 64)
+			p.Notify(func(_ string, body any) { events <- *body.(*ipc.Group) })
+			if _, err := ask[ipc.Group](t, p, ipc.MethodLogin, loginTo(target)); err != nil {
+				t.Fatal(err)
+			}
+			path := p.groups["g1"].paths[0]
+			// The session of this path: the one that its next command comes from. It is answered only after the event.
+			told := make(chan *testtarget.Conn, 1)
+			var logouts atomic.Int32
+			target.SetHooks(testtarget.Hooks{Received: func(tc *testtarget.Conn, q *testtarget.PDU) bool {
+				if q.Opcode() == byte(pdu.OpSCSICommand) && len(told) == 0 {
+					tc.Async(byte(c.event), 0, c.p2, c.p3)
+					told <- tc
+				}
+				if q.Opcode() == byte(pdu.OpLogoutRequest) {
+					if q.BHS[1] != 0x80 {
+						t.Errorf("Logout Request with %#02x", q.BHS[1])
+					}
+					logouts.Add(1)
+				}
+				return true
+			}})
+			done := make(chan iscsi.Outcome, 1)
+			task := &iscsi.Task{CDB: [16]byte{}} // TEST UNIT READY
+			task.Handler = taskFunc(func(t *iscsi.Task) {
+				if t.Outcome != iscsi.Responded && path.Hold(t) {
+					return
+				}
+				done <- t.Outcome
+			})
+			start := time.Now()
+			path.reactor.Do(func() { path.Submit(task) })
+			if o := <-done; o != iscsi.Responded {
+				t.Errorf("outcome %v", o)
+			}
+			for g := range events {
+				if g.State == ipc.GroupUp {
+					break
+				}
+			}
+			if took := time.Since(start); took < c.earliest || took > c.earliest+5*time.Second {
+				t.Errorf("back after %v", took)
+			}
+			if n := target.Logins(); n != 3 {
+				t.Errorf("%d logins, want 3", n)
+			}
+			if n := logouts.Load(); n != 0 != c.polite || n > 1 {
+				t.Errorf("%d logout requests", n)
+			}
+		})
 	}
 }
 

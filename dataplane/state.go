@@ -81,6 +81,7 @@ func (g *group) snapshot() *ipc.Group {
 		ID: g.request.Group, Target: g.request.Target, Portal: g.request.Portal, TPGT: g.tpgt,
 		Transport: g.transport, TransportReason: g.reason, State: g.state, Since: g.since,
 		InitiatorName: g.request.InitiatorName, Sessions: []ipc.Session{}, Units: []ipc.Unit{},
+		Settings: g.request.Settings, MovedTo: g.movedTo,
 	}
 	if g.err != nil {
 		s.Error = classify(g.err)
@@ -91,15 +92,15 @@ func (g *group) snapshot() *ipc.Group {
 	g.mu.Unlock()
 	for i, p := range g.paths {
 		p.reactor.Call(func() {
+			e := p.escalations
+			s.Sessions[i].Aborts, s.Sessions[i].Resets, s.Sessions[i].Drops = e.aborts, e.resets, e.drops
 			if p.session != nil {
 				s.Sessions[i].Outstanding = p.session.InFlight()
 				s.Sessions[i].WindowWaits = p.session.WindowWaits()
 			}
 		})
 	}
-	for _, u := range g.units {
-		s.Units = append(s.Units, unitMessage(u))
-	}
+	s.Units = g.unitMessages()
 	return s
 }
 
@@ -111,6 +112,9 @@ func unitMessage(u *lu.Unit) ipc.Unit {
 		Blocks: u.Blocks, LogicalBlockSize: u.LogicalBlockSize, PhysicalBlockSize: u.PhysicalBlockSize,
 		AlignmentOffset: u.AlignmentOffset, OptimalIOSize: u.OptimalIOSize, MaxTransfer: uint32(u.MaxTransfer),
 		ReadOnly: u.ReadOnly, WriteCache: u.WriteCache, FUA: u.FUA, Rotational: u.Rotational,
+		MinIOSize: u.MinIOSize, MaxDiscard: u.MaxDiscard * uint64(u.LogicalBlockSize), DiscardGranularity: u.DiscardGranularity,
+		DiscardAlignment: u.DiscardAlignment, MaxZeroes: u.MaxZeroes * uint64(u.LogicalBlockSize),
+		Discard: uint8(u.Discard), Zeroes: uint8(u.Zeroes), ZeroesUnmap: u.ZeroesUnmap, CacheAssumed: u.CacheAssumed,
 	}
 }
 
