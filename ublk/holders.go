@@ -57,6 +57,12 @@ func Holders(id int) ([]Holder, error) {
 	return scan{proc: "/proc", sys: "/sys"}.holders("ublkb" + strconv.Itoa(id))
 }
 
+// HoldersOf is [Holders] for several devices with one look at the processes of the system, which is most of the work. Devices that do not exist
+// have none.
+func HoldersOf(ids []int) (map[int][]Holder, error) {
+	return scan{proc: "/proc", sys: "/sys"}.holdersOf(ids)
+}
+
 // List gives the numbers of the devices that exist, in ascending order; those that were never started, too. Without the driver there are
 // none.
 func List() ([]int, error) { return scan{sys: "/sys"}.list() }
@@ -95,13 +101,36 @@ func (s scan) holders(disk string) ([]Holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	var found []Holder
-	found = append(found, s.mounts(parts)...)
-	found = append(found, s.swaps(parts)...)
-	found = append(found, s.stacked(parts)...)
-	found = append(found, s.processes(parts)...)
+	return append(append(s.inKernel(parts), s.stacked(parts)...), s.processes(parts)...), nil
+}
+
+func (s scan) holdersOf(ids []int) (map[int][]Holder, error) {
+	var all []part
+	disks := make(map[string]int) // of a disk or partition
+	found := make(map[int][]Holder)
+	for _, id := range ids {
+		parts, err := s.parts("ublkb" + strconv.Itoa(id))
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range parts {
+			disks[p.name] = id
+		}
+		all = append(all, parts...)
+		found[id] = s.stacked(parts)
+	}
+	for _, h := range append(s.inKernel(all), s.processes(all)...) {
+		id := disks[h.Device]
+		found[id] = append(found[id], h)
+	}
 	return found, nil
 }
+
+// inKernel looks at mounts and swap space.
+func (s scan) inKernel(parts []part) []Holder { return append(s.mounts(parts), s.swaps(parts)...) }
 
 // parts gives the disk and its partitions with their device numbers.
 func (s scan) parts(disk string) ([]part, error) {
@@ -267,6 +296,10 @@ func (s scan) stacked(parts []part) []Holder {
 
 // processes looks at the descriptors of all processes. A process that ends meanwhile, or that the caller may not look into, is left out.
 func (s scan) processes(parts []part) []Holder {
+	byPath, byNumber := make(map[string]string), make(map[uint64]string)
+	for _, p := range parts {
+		byPath["/dev/"+p.name], byNumber[p.rdev] = p.name, p.name
+	}
 	var found []Holder
 	entries, _ := os.ReadDir(s.proc)
 	for _, e := range entries {
@@ -289,11 +322,18 @@ func (s scan) processes(parts []part) []Holder {
 			if !strings.HasPrefix(link, "/dev/") && !strings.Contains(link, "ublkb") {
 				continue
 			}
-			for _, p := range parts {
-				h := Holder{Kind: HolderProcess, Device: p.name, Name: s.comm(pid), PID: pid}
-				if (link == "/dev/"+p.name || isDevice(path, p.rdev)) && !slices.Contains(found, h) {
-					found = append(found, h)
+			name, ok := byPath[link]
+			if !ok {
+				var st unix.Stat_t
+				if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+					continue
 				}
+				if name, ok = byNumber[st.Rdev]; !ok {
+					continue
+				}
+			}
+			if h := (Holder{Kind: HolderProcess, Device: name, Name: s.comm(pid), PID: pid}); !slices.Contains(found, h) {
+				found = append(found, h)
 			}
 		}
 	}

@@ -61,6 +61,15 @@ func TestHolders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	all, err := s.holdersOf([]int{3, 4, 33})
+	if err != nil || len(all) != 2 || len(all[33]) != 3 {
+		t.Errorf("all at once: %v, %v", all, err)
+	}
+	for _, h := range got {
+		if !slices.Contains(all[3], h) || len(all[3]) != len(got) {
+			t.Errorf("all at once: %v, one by one: %v", all[3], got)
+		}
+	}
 	var text []string
 	for _, h := range got {
 		text = append(text, h.String())
