@@ -81,8 +81,8 @@ type Found struct {
 
 // Settings are what the user set. Discovery never writes them.
 type Settings struct {
-	Transport string `json:"transport"` // auto, iser, tcp
-	Startup   string `json:"startup"`   // manual
+	Startup string `json:"startup"` // manual
+	api.Settings
 }
 
 // Node is a record.
@@ -90,6 +90,7 @@ type Node struct {
 	Key
 	Found    Found
 	Settings Settings
+	MovedTo  string // portal to which the target has moved for good, by its own word; "" if it has not
 }
 
 // nodeFile is a record's form on the disk.
@@ -98,12 +99,14 @@ type nodeFile struct {
 	Key
 	Found    Found    `json:"found"`
 	Settings Settings `json:"settings"`
+	MovedTo  string   `json:"moved_to,omitempty"`
 }
 
 // Nodes is the set of node records in a directory.
 type Nodes struct {
-	dir string
-	fs  files
+	dir   string
+	fs    files
+	check func(Key) error // of a record that may be here
 
 	mu       sync.Mutex
 	nodes    map[string]Node   // by ID
@@ -111,9 +114,9 @@ type Nodes struct {
 }
 
 // OpenNodes reads the records in dir, which it makes if needed. A damaged record is no error, see Problems.
-func OpenNodes(dir string) (*Nodes, error) { return openNodes(dir, osFiles{}) }
+func OpenNodes(dir string) (*Nodes, error) { return openNodes(dir, osFiles{}, Key.check) }
 
-func openNodes(dir string, fs files) (*Nodes, error) {
+func openNodes(dir string, fs files, check func(Key) error) (*Nodes, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("node records: %w", err)
 	}
@@ -121,7 +124,7 @@ func openNodes(dir string, fs files) (*Nodes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node records: %w", err)
 	}
-	s := &Nodes{dir: dir, fs: fs, nodes: make(map[string]Node), problems: make(map[string]string)}
+	s := &Nodes{dir: dir, fs: fs, check: check, nodes: make(map[string]Node), problems: make(map[string]string)}
 	for _, e := range entries {
 		name := e.Name()
 		id, isJSON := strings.CutSuffix(name, ".json")
@@ -129,7 +132,7 @@ func openNodes(dir string, fs files) (*Nodes, error) {
 		case strings.HasPrefix(name, tempPrefix):
 			_ = fs.Remove(filepath.Join(dir, name)) // a write that a crash cut off
 		case isJSON:
-			n, err := readNode(filepath.Join(dir, name))
+			n, err := readNode(filepath.Join(dir, name), check)
 			if err == nil && n.ID() != id {
 				err = fmt.Errorf("its content belongs into %s.json", n.ID())
 			}
@@ -143,16 +146,16 @@ func openNodes(dir string, fs files) (*Nodes, error) {
 	return s, nil
 }
 
-func readNode(path string) (Node, error) {
+func readNode(path string, check func(Key) error) (Node, error) {
 	b, err := readBounded(path, maxRecord)
 	if err != nil {
 		return Node{}, err
 	}
-	return decodeNode(b)
+	return decodeNode(b, check)
 }
 
-// decodeNode takes any bytes.
-func decodeNode(b []byte) (Node, error) {
+// decodeNode takes any bytes. check judges the key.
+func decodeNode(b []byte, check func(Key) error) (Node, error) {
 	var f nodeFile
 	d := json.NewDecoder(bytes.NewReader(b))
 	if err := d.Decode(&f); err != nil {
@@ -164,7 +167,7 @@ func decodeNode(b []byte) (Node, error) {
 	if f.Schema != schema {
 		return Node{}, fmt.Errorf("schema %d, this version reads %d", f.Schema, schema)
 	}
-	if err := f.Key.check(); err != nil {
+	if err := check(f.Key); err != nil {
 		return Node{}, fmt.Errorf("damaged: %w", err)
 	}
 	if f.Settings.Startup == "" {
@@ -175,11 +178,19 @@ func decodeNode(b []byte) (Node, error) {
 		return Node{}, fmt.Errorf("damaged: %w", err)
 	}
 	f.Settings.Transport = t
-	return Node{Key: f.Key, Found: f.Found, Settings: f.Settings}, nil
+	if err := f.Settings.Check(); err != nil {
+		return Node{}, fmt.Errorf("damaged: %w", err)
+	}
+	if f.MovedTo != "" {
+		if p, err := api.ParsePortal(f.MovedTo); err != nil || p.String() != f.MovedTo {
+			return Node{}, fmt.Errorf("damaged: moved to %q", f.MovedTo)
+		}
+	}
+	return Node{Key: f.Key, Found: f.Found, Settings: f.Settings, MovedTo: f.MovedTo}, nil
 }
 
 func encodeNode(n Node) ([]byte, error) {
-	b, err := json.MarshalIndent(nodeFile{schema, n.Key, n.Found, n.Settings}, "", "  ")
+	b, err := json.MarshalIndent(nodeFile{schema, n.Key, n.Found, n.Settings, n.MovedTo}, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encode record: %w", err)
 	}
@@ -215,6 +226,7 @@ func (s *Nodes) List() []Node {
 
 func (n Node) clone() Node {
 	n.Found.Transports = slices.Clone(n.Found.Transports)
+	n.Settings.Settings = n.Settings.Clone()
 	return n
 }
 
@@ -248,7 +260,7 @@ func (s *Nodes) Add(k Key) (Node, error) {
 	if k.Interface == "" {
 		k.Interface = defaultFace
 	}
-	if err := k.check(); err != nil {
+	if err := s.check(k); err != nil {
 		return Node{}, err
 	}
 	s.mu.Lock()
@@ -261,7 +273,28 @@ func (s *Nodes) Add(k Key) (Node, error) {
 }
 
 func newNode(k Key) Node {
-	return Node{Key: k, Found: Found{TPGT: -1}, Settings: Settings{Transport: api.TransportAuto, Startup: "manual"}}
+	return Node{Key: k, Found: Found{TPGT: -1}, Settings: Settings{Startup: "manual", Settings: api.Settings{Transport: api.TransportAuto}}}
+}
+
+// Change lets f alter the settings of a record, or where its target has moved to, and stores it. When f fails, or what it leaves does not pass
+// [api.Settings.Check], nothing changes.
+func (s *Nodes) Change(id string, f func(*Node) error) (Node, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, ok := s.nodes[id]
+	if !ok {
+		return Node{}, fmt.Errorf("%s: %w", id, ErrNotFound)
+	}
+	n = n.clone()
+	key, found := n.Key, n.clone().Found
+	if err := f(&n); err != nil {
+		return Node{}, err
+	}
+	n.Key, n.Found = key, found
+	if err := n.Settings.Check(); err != nil {
+		return Node{}, err
+	}
+	return n.clone(), s.putLocked(n)
 }
 
 // putLocked writes a record. What is in memory changes only when the disk has it.
@@ -282,10 +315,10 @@ func (s *Nodes) putLocked(n Node) error {
 	return nil
 }
 
-// Merge stores the result of a discovery of source, in which the given transports answered. New records get default settings, known
+// Merge stores the result of a discovery of source, in which the given transports answered. New records get the settings of fresh, known
 // ones keep theirs, and a record that source listed before and does not list now is marked as missing. After an
 // error part of it may be stored; merging again completes it.
-func (s *Nodes) Merge(source string, answered []string, found []api.Target, now time.Time) error {
+func (s *Nodes) Merge(source string, answered []string, found []api.Target, fresh api.Settings, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	listed := make(map[string]bool, len(found))
@@ -297,6 +330,8 @@ func (s *Nodes) Merge(source string, answered []string, found []api.Target, now 
 		n, ok := s.nodes[k.ID()]
 		if !ok {
 			n = newNode(k)
+			n.Settings.Settings = fresh.Clone()
+			n.Settings.Transport = orAuto(fresh.Transport)
 		}
 		listed[k.ID()] = true
 		// A transport that was not asked this time keeps what was known about it.
@@ -325,4 +360,11 @@ func (s *Nodes) Merge(source string, answered []string, found []api.Target, now 
 		}
 	}
 	return nil
+}
+
+func orAuto(transport string) string {
+	if transport == "" {
+		return api.TransportAuto
+	}
+	return transport
 }

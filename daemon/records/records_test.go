@@ -34,38 +34,60 @@ func open(t *testing.T, dir string) *Nodes {
 	return s
 }
 
+// everySetting has a value for each row of the table.
+func everySetting(t *testing.T) api.Settings {
+	t.Helper()
+	var s api.Settings
+	for _, r := range api.SettingTable {
+		value := map[api.SettingKind]string{
+			api.KindText: "somebody", api.KindAddress: "10.0.0.7", api.KindDevice: "rxe0", api.KindBool: "No", api.KindList: "SHA256",
+			api.KindBytes: "4096", api.KindNumber: "3", api.KindSeconds: "12",
+		}[r.Kind]
+		if r.Kind == api.KindChoice {
+			value = r.Values[len(r.Values)-1]
+		}
+		if r.Name == "transport" {
+			value = "auto"
+		}
+		if err := s.Set(r.Name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
 func TestMerge(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	both := []string{"iser", "tcp"}
-	if err := s.Merge("10.0.0.1:3260", both, []api.Target{target(1, "iser"), target(2, "tcp")}, day); err != nil {
+	if err := s.Merge("10.0.0.1:3260", both, []api.Target{target(1, "iser"), target(2, "tcp")}, api.Settings{}, day); err != nil {
 		t.Fatal(err)
 	}
 	// The user sets something; discovery must leave it alone.
 	id := s.List()[0].ID()
-	s.mu.Lock()
-	n := s.nodes[id]
-	n.Settings.Transport = "tcp"
-	if err := s.putLocked(n); err != nil {
+	mine := everySetting(t)
+	if _, err := s.Change(id, func(n *Node) error {
+		n.Settings.Settings, n.MovedTo = mine, "10.0.0.9:3260"
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Unlock()
 
 	later := day.Add(time.Hour)
-	if err := s.Merge("10.0.0.1:3260", []string{"tcp"}, []api.Target{target(1, "tcp")}, later); err != nil {
+	if err := s.Merge("10.0.0.1:3260", []string{"tcp"}, []api.Target{target(1, "tcp")}, api.Settings{Transport: "iser", SourceAddress: "10.0.0.2"}, later); err != nil {
 		t.Fatal(err)
 	}
 	s = open(t, dir) // as the disk has it
 	got := s.List()
 	want := []Node{
-		{MakeKey(iqn+"1", api.Portal{Address: "10.0.0.1", Port: 3260}), Found{1, both, "10.0.0.1:3260", later, false}, Settings{"tcp", "manual"}},
-		{MakeKey(iqn+"2", api.Portal{Address: "10.0.0.1", Port: 3260}), Found{2, []string{"tcp"}, "10.0.0.1:3260", day, true}, Settings{"auto", "manual"}},
+		{MakeKey(iqn+"1", api.Portal{Address: "10.0.0.1", Port: 3260}), Found{1, both, "10.0.0.1:3260", later, false}, Settings{"manual", mine}, "10.0.0.9:3260"},
+		{MakeKey(iqn+"2", api.Portal{Address: "10.0.0.1", Port: 3260}), Found{2, []string{"tcp"}, "10.0.0.1:3260", day, true}, Settings{"manual", api.Settings{Transport: "auto"}}, ""},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
 	// Over the transport that is not asked, nothing can be told.
-	if err := s.Merge("10.0.0.1:3260", []string{"iser"}, nil, later); err != nil {
+	if err := s.Merge("10.0.0.1:3260", []string{"iser"}, nil, api.Settings{}, later); err != nil {
 		t.Fatal(err)
 	}
 	if s.List()[0].Found.Missing {
@@ -86,7 +108,7 @@ func TestHostileNames(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, filepath.Join(dir, "nodes"))
 	for _, name := range []string{"../../etc/passwd", iqn + "/../x", "", "iqn.2003-01.org.example:\n"} {
-		err := s.Merge("x", nil, []api.Target{{Target: name, Address: "10.0.0.1", Port: 1}}, day)
+		err := s.Merge("x", nil, []api.Target{{Target: name, Address: "10.0.0.1", Port: 1}}, api.Settings{}, day)
 		if err == nil {
 			t.Errorf("%q is stored", name)
 		}
@@ -105,7 +127,7 @@ func TestHostileNames(t *testing.T) {
 func TestDamagedRecords(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	if err := s.Merge("p", nil, []api.Target{target(1), target(2), target(3)}, day); err != nil {
+	if err := s.Merge("p", nil, []api.Target{target(1), target(2), target(3)}, api.Settings{}, day); err != nil {
 		t.Fatal(err)
 	}
 	l := s.List()
@@ -142,7 +164,7 @@ func TestDamagedRecords(t *testing.T) {
 		t.Error("the damaged record was touched")
 	}
 	// Finding the target again repairs the record.
-	if err := s.Merge("p", nil, []api.Target{target(1)}, day); err != nil {
+	if err := s.Merge("p", nil, []api.Target{target(1)}, api.Settings{}, day); err != nil {
 		t.Fatal(err)
 	}
 	if p := s.Problems(); len(p) != 4 {
@@ -204,12 +226,12 @@ func TestDiskFull(t *testing.T) {
 		t.Run(op, func(t *testing.T) {
 			dir := t.TempDir()
 			f := &faulty{}
-			s, err := openNodes(filepath.Join(dir, "nodes"), f)
+			s, err := openNodes(filepath.Join(dir, "nodes"), f, Key.check)
 			if err != nil {
 				t.Fatal(err)
 			}
 			ids := openISIDs(filepath.Join(dir, "isid.json"), f)
-			if err := s.Merge("p", []string{"tcp"}, []api.Target{target(1, "tcp")}, day); err != nil {
+			if err := s.Merge("p", []string{"tcp"}, []api.Target{target(1, "tcp")}, api.Settings{}, day); err != nil {
 				t.Fatal(err)
 			}
 			first, _, err := ids.Get("a")
@@ -219,7 +241,7 @@ func TestDiskFull(t *testing.T) {
 			before := s.List()
 
 			f.op = op
-			if err := s.Merge("p", []string{"tcp"}, []api.Target{target(1, "tcp", "iser"), target(2)}, day); !errors.Is(err, syscall.ENOSPC) {
+			if err := s.Merge("p", []string{"tcp"}, []api.Target{target(1, "tcp", "iser"), target(2)}, api.Settings{}, day); !errors.Is(err, syscall.ENOSPC) {
 				t.Fatalf("merge: %v", err)
 			}
 			if _, _, err := ids.Get("b"); !errors.Is(err, syscall.ENOSPC) {
@@ -380,13 +402,13 @@ func TestRoundTrip(t *testing.T) {
 				Address: rapid.SampledFrom([]string{"10.0.0.1", "fd00::1", "fe80::1%eth0", "host.example"}).Draw(t, "address"), Port: rapid.Uint16Min(1).Draw(t, "port"),
 			}),
 			Found:    Found{TPGT: rapid.IntRange(-1, 65535).Draw(t, "tpgt"), Source: "s", Time: day, Missing: rapid.Bool().Draw(t, "missing")},
-			Settings: Settings{rapid.SampledFrom([]string{"auto", "tcp", "iser"}).Draw(t, "transport"), "manual"},
+			Settings: Settings{"manual", api.Settings{Transport: rapid.SampledFrom([]string{"auto", "tcp", "iser"}).Draw(t, "transport")}},
 		}
 		b, err := encodeNode(n)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := decodeNode(b)
+		got, err := decodeNode(b, Key.check)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -402,7 +424,7 @@ func FuzzDecodeNode(f *testing.F) {
 	f.Add(b[:len(b)/2])
 	f.Add([]byte("{}"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		n, err := decodeNode(b)
+		n, err := decodeNode(b, Key.check)
 		if err != nil {
 			return
 		}
@@ -427,4 +449,154 @@ func FuzzDecodeISIDs(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What does not pass the check is not stored, and a record stays what it is.
+func TestChange(t *testing.T) {
+	s := open(t, t.TempDir())
+	n, err := s.Add(MakeKey(iqn, api.Portal{Address: "10.0.0.1", Port: 3260}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	big, small := 1<<20, 4096
+	for name, f := range map[string]func(*Node) error{
+		"first burst above the longest": func(n *Node) error {
+			n.Settings.FirstBurstLength, n.Settings.MaxBurstLength = &big, &small
+			return nil
+		},
+		"error": func(n *Node) error {
+			n.Settings.Auth = "chap"
+			return errors.New("no")
+		},
+		"out of range": func(n *Node) error { n.Settings.Auth = "maybe"; return nil },
+	} {
+		if _, err := s.Change(n.ID(), f); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, err := s.Change(n.ID(), func(n *Node) error { n.Key.Port, n.Found.TPGT = 1, 9; return nil }); err != nil {
+		t.Error(err)
+	}
+	got, _ := s.Get(n.ID())
+	if d := cmp.Diff(n, got); d != "" {
+		t.Error(d)
+	}
+	if _, err := s.Change("n0000000000000000", func(*Node) error { return nil }); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+}
+
+// A portal's record has no target, and a target's record has one.
+func TestPortals(t *testing.T) {
+	dir := t.TempDir()
+	s, err := OpenPortals(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := api.Portal{Address: "10.0.0.1", Port: 3260}
+	n, err := s.Add(PortalKey(p))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Add(MakeKey(iqn, p)); err == nil {
+		t.Error("a target among the portals")
+	}
+	if _, err := open(t, t.TempDir()).Add(PortalKey(p)); err == nil {
+		t.Error("a portal among the targets")
+	}
+	if s, err = OpenPortals(dir); err != nil || len(s.List()) != 1 || s.List()[0].ID() != n.ID() || len(s.Problems()) != 0 {
+		t.Errorf("read again: %v, %v, %v", s.List(), s.Problems(), err)
+	}
+	if n.ID() == MakeKey(iqn, p).ID() {
+		t.Error("the same file as a target's")
+	}
+}
+
+func TestSecrets(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "secrets")
+	s, err := OpenSecrets(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const id = "n0123456789abcdef"
+	one, two := api.NewSecret([]byte("one secret \x00\n")), api.NewSecret([]byte("another secret"))
+	if set, err := s.Get(id); err != nil || len(set.Names()) != 0 {
+		t.Errorf("nothing stored: %v, %v", set, err)
+	}
+	if err := s.Set(id, api.CHAPSecret, one); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set(id, api.CHAPTargetSecret, one); !api.Is(err, api.ErrInvalidArgs) {
+		t.Errorf("the same for both directions: %v", err)
+	}
+	if err := s.Set(id, api.CHAPTargetSecret, two); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{"password", ""} {
+		if err := s.Set(id, bad, one); !api.Is(err, api.ErrInvalidArgs) {
+			t.Errorf("secret %q: %v", bad, err)
+		}
+	}
+	for _, bad := range []string{"", "../x", "n0123456789abcdeF", id + "/"} {
+		if err := s.Set(bad, api.CHAPSecret, one); err == nil {
+			t.Errorf("id %q is accepted", bad)
+		}
+	}
+	again, err := OpenSecrets(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := again.Get(id)
+	if err != nil || !set.Secret.Equal(one) || !set.TargetSecret.Equal(two) || len(set.Names()) != 2 {
+		t.Errorf("read again: %v, %v", set, err)
+	}
+	path := filepath.Join(dir, id+".json")
+	for p, want := range map[string]os.FileMode{dir: 0o700, path: 0o600} {
+		if fi, err := os.Stat(p); err != nil || fi.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v", p, fi.Mode(), err)
+		}
+	}
+	if err := os.Chmod(path, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(id); err == nil || !strings.Contains(err.Error(), "others can read") {
+		t.Errorf("readable for others: %v", err)
+	}
+	if err := os.WriteFile(path, []byte(`{"schema":1,"chap_secret":"!secret!"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(id); err == nil || strings.Contains(err.Error(), "!secret!") {
+		t.Errorf("damaged: %v", err)
+	}
+	if err := os.Rename(path, path+".real"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path+".real", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(id); err == nil {
+		t.Error("a link is followed")
+	}
+	// What cannot be read may be another secret: it is not replaced by one alone, but it can be removed.
+	if err := s.Set(id, api.CHAPSecret, two); err == nil || !strings.Contains(err.Error(), "remove") {
+		t.Errorf("set although the others cannot be read: %v", err)
+	}
+	if err := s.Set(id, api.CHAPSecret, api.Secret{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set(id, api.CHAPSecret, two); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set(id, api.CHAPSecret, api.Secret{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("an empty file stays: %v", err)
+	}
+	if err := s.Delete(id); err != nil {
+		t.Error(err)
+	}
 }
