@@ -32,6 +32,9 @@ type Config struct {
 	DiscoveryTimeout time.Duration `mapstructure:"discovery_timeout"`
 	// ControlTimeout bounds one command to the block driver. 1 s to 10 min, default 15 s.
 	ControlTimeout time.Duration `mapstructure:"control_timeout"`
+	// RequestTimeout is how long a command may go without an answer of the target before it is aborted and sent again; a cache flush twice as long.
+	// 1 s to 10 min, default 30 s; 0: for ever. It counts for logins to come, and a record's own setting goes before it.
+	RequestTimeout time.Duration `mapstructure:"request_timeout"`
 	// QueueDepth is the number of requests of one queue. 1 to 4096, default 128.
 	QueueDepth int `mapstructure:"queue_depth"`
 	// MaxIO is the size of the largest request, bytes. 4096 to 1048576, a multiple of 4096, default 524288; the target may lower it.
@@ -42,6 +45,9 @@ type Config struct {
 	// BufferPool is how much memory for I/O buffers one reactor may come to hold, MiB, pinned and registered with the RDMA adapter. It begins
 	// with 4 MiB and takes 4 more whenever a request finds none. 4 to 16384, default 64. It counts when the data plane starts.
 	BufferPool int `mapstructure:"buffer_pool"`
+	// ACKTimeout is when an RDMA adapter sends again what the other side has not acknowledged. 1 ms to 10 s, rounded up to 4.096 us times a power of
+	// two; default 0: 16 ms, with an adapter that is software (soft RoCE) 2 s. It counts when the data plane starts.
+	ACKTimeout time.Duration `mapstructure:"ack_timeout"`
 	// SharedArena is the memory that is kept registered with every device and lent to programs in slices, MiB, pinned. 0 to 65536, a multiple of
 	// SharedSlice, default 8; 0 lends none. It needs kernel 7.1 or later, and is not allocated before that.
 	SharedArena int `mapstructure:"shared_arena"`
@@ -62,7 +68,7 @@ var Places = []string{"/usr/lib/iserd/iserd.toml", "/etc/iserd/iserd.toml", "/et
 func Default() Config {
 	return Config{
 		LogLevel: "info", LoginTimeout: 30 * time.Second, DiscoveryTimeout: 15 * time.Second, ControlTimeout: 15 * time.Second,
-		QueueDepth: 128, MaxIO: 512 << 10, BufferPool: 64, SharedArena: 8, SharedSlice: 4, SharedLimit: 4096, SharedUserLimit: 1024,
+		RequestTimeout: 30 * time.Second, QueueDepth: 128, MaxIO: 512 << 10, BufferPool: 64, SharedArena: 8, SharedSlice: 4, SharedLimit: 4096, SharedUserLimit: 1024,
 	}
 }
 
@@ -73,8 +79,8 @@ func Load(file string) (Config, error) {
 	d := Default()
 	defaults := map[string]any{
 		"initiator_name": d.InitiatorName, "log_level": d.LogLevel, "data_plane": d.DataPlane, "login_timeout": d.LoginTimeout,
-		"discovery_timeout": d.DiscoveryTimeout, "control_timeout": d.ControlTimeout, "queue_depth": d.QueueDepth, "max_io": d.MaxIO,
-		"reactors": d.Reactors, "buffer_pool": d.BufferPool, "shared_arena": d.SharedArena, "shared_slice": d.SharedSlice,
+		"discovery_timeout": d.DiscoveryTimeout, "control_timeout": d.ControlTimeout, "request_timeout": d.RequestTimeout, "queue_depth": d.QueueDepth, "max_io": d.MaxIO,
+		"reactors": d.Reactors, "buffer_pool": d.BufferPool, "ack_timeout": d.ACKTimeout, "shared_arena": d.SharedArena, "shared_slice": d.SharedSlice,
 		"shared_limit": d.SharedLimit, "shared_user_limit": d.SharedUserLimit,
 	}
 	v.SetEnvPrefix("ISERD")
@@ -185,6 +191,9 @@ func (c *Config) Check() error {
 			return bad("%s is %v, expected 1s to 10m", name, d)
 		}
 	}
+	if d := c.RequestTimeout; d != 0 && (d < time.Second || d > 10*time.Minute) {
+		return bad("request_timeout is %v, expected 1s to 10m, or 0 for none", d)
+	}
 	if c.QueueDepth < 1 || c.QueueDepth > 4096 {
 		return bad("queue_depth is %d, expected 1 to 4096", c.QueueDepth)
 	}
@@ -196,6 +205,9 @@ func (c *Config) Check() error {
 	}
 	if c.BufferPool < 4 || c.BufferPool > 16<<10 {
 		return bad("buffer_pool is %d, expected 4 to 16384 (MiB)", c.BufferPool)
+	}
+	if d := c.ACKTimeout; d != 0 && (d < time.Millisecond || d > 10*time.Second) {
+		return bad("ack_timeout is %v, expected 1ms to 10s, or 0 to leave it to the kind of adapter", d)
 	}
 	if c.SharedSlice < 1 || c.SharedSlice > 4096 {
 		return bad("shared_slice is %d, expected 1 to 4096 (MiB)", c.SharedSlice)

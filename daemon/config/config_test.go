@@ -60,6 +60,7 @@ func TestBad(t *testing.T) {
 		"queue_depth = \"many\"":                       "queue_depth",
 		"reactors = 65":                                "reactors is 65",
 		"buffer_pool = 3":                              "buffer_pool is 3",
+		"ack_timeout = \"1us\"":                        "ack_timeout is 1µs",
 		"shared_arena = 9":                             "shared_arena is 9",
 		"shared_slice = 0":                             "shared_slice is 0",
 		"shared_limit = -1":                            "shared_limit is -1",
