@@ -165,7 +165,7 @@ func (b *Blocks) UnregisterBuffer(ctx context.Context, id, index int) error {
 	return nil
 }
 
-// Fail makes the next command of a name fail ("start", "add", ...).
+// Fail makes the next command of a name fail ("start", "add", ...), or that for one device ("start 1").
 func (b *Blocks) Fail(command string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -193,11 +193,15 @@ func (b *Blocks) Params(id int) ublk.Params {
 	return b.params[id]
 }
 
-// ServerDied makes the devices dead, as the driver does without recovery flags.
+// ServerDied makes the devices wait for the next server, or dead without recovery flags.
 func (b *Blocks) ServerDied() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, d := range b.devs {
+		if (d.State == ublk.StateLive || d.State == ublk.StateQuiesced) && d.Features.Has(ublk.FeatureRecovery|ublk.FeatureRecoveryReissue) {
+			d.State, d.PID = ublk.StateQuiesced, -1
+			continue
+		}
 		d.State, d.PID = ublk.StateDead, -1
 	}
 }
@@ -224,10 +228,10 @@ func (b *Blocks) Faults() []string {
 }
 
 // Holders fits daemon.Options.
-func (b *Blocks) Holders(id int) ([]string, error) {
+func (b *Blocks) Holders([]int) (map[int][]string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.holders[id], nil
+	return maps.Clone(b.holders), nil
 }
 
 // begin notes a call and returns the device. Preconditions: mu is held.
@@ -236,9 +240,11 @@ func (b *Blocks) begin(ctx context.Context, command string, id int) (*ublk.Devic
 	if _, ok := ctx.Deadline(); !ok {
 		b.faults = append(b.faults, fmt.Sprintf("%s of device %d without a deadline", command, id))
 	}
-	if err := b.fail[command]; err != nil {
-		delete(b.fail, command)
-		return nil, err
+	for _, key := range []string{command, fmt.Sprintf("%s %d", command, id)} {
+		if err := b.fail[key]; err != nil {
+			delete(b.fail, key)
+			return nil, err
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -302,11 +308,51 @@ func (b *Blocks) Start(ctx context.Context, id, pid int) error {
 		return err
 	}
 	b.plane.mu.Lock()
-	attached := b.plane.devices[id] != nil
+	attached, alive := b.plane.devices[id] != nil, b.plane.server != nil
 	b.plane.mu.Unlock()
+	if !alive {
+		return unix.EINVAL
+	}
 	if !attached || b.params[id].Sectors == 0 {
 		b.faults = append(b.faults, fmt.Sprintf("device %d started before it was attached and had parameters", id))
 		return unix.EINVAL
+	}
+	d.State, d.PID = ublk.StateLive, pid
+	return nil
+}
+
+// StartRecovery wants the device to be waiting, and the former server to be gone.
+func (b *Blocks) StartRecovery(ctx context.Context, id int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.begin(ctx, "recover", id)
+	if err != nil {
+		return err
+	}
+	if d.State != ublk.StateQuiesced {
+		return fmt.Errorf("ublk device %d: START_USER_RECOVERY: %w", id, ublk.ErrBusy)
+	}
+	return nil
+}
+
+// EndRecovery wants the queues to be fetching, and the session to be on its way.
+func (b *Blocks) EndRecovery(ctx context.Context, id, pid int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.begin(ctx, "recovered", id)
+	if err != nil {
+		return err
+	}
+	b.plane.mu.Lock()
+	x := b.plane.devices[id]
+	ready, alive := x != nil && b.plane.groups[x.Group] != nil, b.plane.server != nil
+	b.plane.mu.Unlock()
+	if !alive {
+		return unix.EBUSY // the kernel has taken the tags back
+	}
+	if !ready || d.State != ublk.StateQuiesced {
+		b.faults = append(b.faults, fmt.Sprintf("recovery of device %d, which is %v, ended before it was attached", id, d.State))
+		return unix.EBUSY
 	}
 	d.State, d.PID = ublk.StateLive, pid
 	return nil
@@ -366,6 +412,24 @@ func (b *Blocks) Delete(ctx context.Context, id int) error {
 	delete(b.holders, id)
 	delete(b.regs, id)
 	delete(b.queue, id)
+	return nil
+}
+
+// UpdateSize grows or shrinks a live device.
+func (b *Blocks) UpdateSize(ctx context.Context, id int, size ublk.Sector) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.begin(ctx, "size", id)
+	if err != nil {
+		return err
+	}
+	p := b.params[id]
+	if d.State != ublk.StateLive || size < p.Sectors {
+		b.faults = append(b.faults, fmt.Sprintf("device %d, which is %v, resized from %d to %d sectors", id, d.State, p.Sectors, size))
+		return unix.EINVAL
+	}
+	p.Sectors = size
+	b.params[id] = p
 	return nil
 }
 

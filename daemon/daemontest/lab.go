@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,8 +36,16 @@ type Lab struct {
 	// OpenBlocks replaces the driver, if not nil.
 	OpenBlocks func() (daemon.Blocks, error)
 
-	mu      sync.Mutex
-	running *Daemon
+	mu        sync.Mutex
+	running   *Daemon
+	questions []daemon.Question
+}
+
+// Questions are what portals were asked so far.
+func (l *Lab) Questions() []daemon.Question {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.questions)
 }
 
 // NewLab makes the fakes. dir holds run and state.
@@ -53,9 +62,11 @@ func (l *Lab) RunDir() string { return filepath.Join(l.Dir, "run") }
 func (l *Lab) Socket() string { return filepath.Join(l.RunDir(), "control.sock") }
 
 // SendTargets implements daemon.Discoverer.
-func (l *Lab) SendTargets(ctx context.Context, portal, transport, _ string, _ time.Duration) ([]daemon.Found, error) {
+func (l *Lab) SendTargets(ctx context.Context, q daemon.Question) ([]daemon.Found, error) {
+	portal, transport := q.Portal, q.Transport
 	l.mu.Lock()
 	p := l.Portals[portal]
+	l.questions = append(l.questions, q)
 	l.mu.Unlock()
 	if p == nil {
 		<-ctx.Done()
@@ -84,7 +95,8 @@ func (l *Lab) Start() (*Daemon, error) {
 	}
 	s, err := daemon.New(daemon.Options{
 		Config: l.Config, RunDir: l.RunDir(), StateDir: filepath.Join(l.Dir, "state"), EtcName: filepath.Join(l.Dir, "etc", "initiatorname"), Version: "test",
-		Log: logrus.NewEntry(log), Discoverer: l, Launch: l.Plane.Launch(l.RunDir()),
+		FirmwareDir: filepath.Join(l.Dir, "ibft"),
+		Log:         logrus.NewEntry(log), Discoverer: l, Launch: l.Plane.Launch(l.RunDir()),
 		OpenBlocks: func() (daemon.Blocks, error) {
 			if l.NoBlocks != nil {
 				return nil, l.NoBlocks

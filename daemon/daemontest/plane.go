@@ -21,9 +21,11 @@ type Target struct {
 	Units []ipc.Unit
 	ISER  bool // answers over RDMA
 	TPGT  uint16
-	Err   *ipc.Error    // login fails with it
-	Hang  bool          // login never ends by itself
-	Enter chan struct{} // if not nil, gets a value when a login has begun
+	Err   *ipc.Error // login fails with it
+	// MovedTo is the portal to which it has moved for good. At Gone, if not "", it is not to be reached.
+	MovedTo, Gone string
+	Hang          bool          // login never ends by itself
+	Enter         chan struct{} // if not nil, gets a value when a login has begun
 }
 
 // Disk makes a unit of a size in bytes.
@@ -39,6 +41,7 @@ func Disk(number uint16, size uint64) ipc.Unit {
 type Plane struct {
 	Reactors int
 	RDMA     []string
+	Old      bool // knows nothing of settings
 
 	mu      sync.Mutex
 	server  *ipc.Server
@@ -47,13 +50,19 @@ type Plane struct {
 	devices map[int]*ipc.Device
 	stopped map[int]bool // by the driver
 	logins  int
+	asked   []ipc.LoginRequest
 	faults  []string
 	attach  error // next Attach fails with it
 	starts  int
+	isids   map[string][6]byte  // of every group so far, over all lives
 	fail    map[string]*failing // requests of a method
 	buffers map[uint32]*planeBuffer
-	busy    int  // requests that are said to be in flight in all memory
-	silent  bool // does not count them by buffer
+	busy    int              // requests that are said to be in flight in all memory
+	silent  bool             // does not count them by buffer
+	served  map[int]ipc.Unit // by ublk id
+	rescans int
+
+	commands commands
 }
 
 // planeBuffer is memory that a Plane was given.
@@ -66,7 +75,8 @@ type planeBuffer struct {
 func NewPlane() *Plane {
 	return &Plane{
 		Reactors: 2, RDMA: []string{"rxe0"}, targets: make(map[string]*Target), groups: make(map[string]*ipc.Group), devices: make(map[int]*ipc.Device),
-		stopped: make(map[int]bool), fail: make(map[string]*failing), buffers: make(map[uint32]*planeBuffer),
+		stopped: make(map[int]bool), isids: make(map[string][6]byte), fail: make(map[string]*failing), buffers: make(map[uint32]*planeBuffer),
+		served: make(map[int]ipc.Unit),
 	}
 }
 
@@ -193,6 +203,31 @@ func (p *Plane) Logins() int {
 	return p.logins
 }
 
+// Asked returns the requests for logins, with their secrets.
+func (p *Plane) Asked() []ipc.LoginRequest {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.asked)
+}
+
+// Move makes the target say that it has moved to a portal for good, from now on and in its group.
+func (p *Plane) Move(target, portal string) {
+	p.mu.Lock()
+	p.targets[target].MovedTo = portal
+	s := p.server
+	var now []ipc.Group
+	for _, g := range p.groups {
+		if g.Target == target {
+			g.MovedTo = portal
+			now = append(now, *g)
+		}
+	}
+	p.mu.Unlock()
+	for _, g := range now {
+		_ = s.Notify(ipc.EventGroup, g)
+	}
+}
+
 // FailAttach makes the next Attach fail.
 func (p *Plane) FailAttach(err error) {
 	p.mu.Lock()
@@ -270,14 +305,22 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		return p.buffer(ctx, method, body)
 	case ipc.MethodBufferBind, ipc.MethodBufferUnbind:
 		return p.binding(method, body)
+	case ipc.MethodScsi, ipc.MethodReserve:
+		return p.command(method, body)
 	case ipc.MethodHello:
-		return ipc.HelloReply{Version: ipc.Version, Build: "test", PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA}, nil
+		return ipc.HelloReply{Version: ipc.Version, Build: "test", PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: !p.Old}, nil
 	case ipc.MethodLogin:
 		var r ipc.LoginRequest
 		if err := json.Unmarshal(body, &r); err != nil {
 			return nil, err
 		}
 		return p.login(ctx, r)
+	case ipc.MethodRestore:
+		var r ipc.RestoreRequest
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, err
+		}
+		return p.restore(r)
 	case ipc.MethodLogout:
 		var r ipc.LogoutRequest
 		if err := json.Unmarshal(body, &r); err != nil {
@@ -314,6 +357,7 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 			p.faultLocked("device %d attached twice", r.UblkID)
 		}
 		delete(p.stopped, r.UblkID)
+		p.served[r.UblkID] = p.unitOf(r.Group, r.LUN)
 		p.devices[r.UblkID] = &ipc.Device{
 			UblkID: r.UblkID, Group: r.Group, LUN: r.LUN, State: ipc.DeviceServing,
 			Queues: []ipc.QueueStats{
@@ -340,12 +384,18 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 			b.Bindings = slices.DeleteFunc(b.Bindings, func(x ipc.BufferBinding) bool { return x.UblkID == r.UblkID })
 		}
 		return ipc.Empty{}, nil
+	case ipc.MethodRescan:
+		var r ipc.RescanRequest
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, err
+		}
+		return p.rescan(r.Group)
 	case ipc.MethodState:
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		st := ipc.State{Objects: ipc.Objects{Connections: 2 * len(p.groups), Descriptors: 12, PoolBytes: 64 << 20}}
 		for _, k := range slices.Sorted(maps.Keys(p.groups)) {
-			st.Groups = append(st.Groups, *p.groups[k])
+			st.Groups = append(st.Groups, p.showLocked(p.groups[k]))
 		}
 		for _, k := range slices.Sorted(maps.Keys(p.devices)) {
 			d := *p.devices[k]
@@ -364,6 +414,25 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		return ipc.Empty{}, nil
 	}
 	return nil, &ipc.Error{Code: "Internal", Text: "unknown method " + method}
+}
+
+// restore brings a group back that an earlier life had, with the sessions still to come.
+func (p *Plane) restore(r ipc.RestoreRequest) (any, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.groups[r.Group] != nil {
+		p.faultLocked("%s restored although it is there", r.Target)
+		return nil, &ipc.Error{Code: "AlreadyLoggedIn", Text: "it is there"}
+	}
+	if want := p.isids[r.Group]; want != r.ISID {
+		p.faultLocked("%s restored with ISID %x instead of %x", r.Target, r.ISID, want)
+	}
+	g := &ipc.Group{
+		ID: r.Group, Target: r.Target, Portal: r.Portal, TPGT: r.TPGT, Transport: r.Transport, TransportReason: "restored", State: ipc.GroupRecovering,
+		InitiatorName: r.InitiatorName, Units: r.Units,
+	}
+	p.groups[r.Group] = g
+	return *g, nil
 }
 
 // buffer takes and gives back memory.
@@ -434,6 +503,7 @@ func (p *Plane) binding(method string, body json.RawMessage) (any, error) {
 func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {
 	p.mu.Lock()
 	p.logins++
+	p.asked = append(p.asked, r)
 	t := p.targets[r.Target]
 	if t != nil && t.Enter != nil {
 		enter := t.Enter
@@ -453,15 +523,21 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {
 		}
 		p.mu.Lock()
 		return nil, &ipc.Error{Code: "Timeout", Text: fmt.Sprintf("login %s at %s: no answer", r.Target, r.Portal)}
+	case t.Gone != "" && t.Gone == r.Portal:
+		return nil, &ipc.Error{Code: "ConnectionFailed", Text: fmt.Sprintf("login %s at %s: connection refused", r.Target, r.Portal)}
 	case t.Err != nil:
 		return nil, t.Err
 	case p.groups[r.Group] != nil:
 		p.faultLocked("second login of group %s", r.Group)
 		return nil, &ipc.Error{Code: "AlreadyLoggedIn", Text: "again"}
 	}
+	p.isids[r.Group] = r.ISID
 	g := &ipc.Group{
 		ID: r.Group, Target: r.Target, Portal: r.Portal, TPGT: t.TPGT, State: ipc.GroupUp, Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC),
-		InitiatorName: r.InitiatorName, Units: t.Units,
+		InitiatorName: r.InitiatorName, Units: t.Units, Settings: r.Settings,
+	}
+	if r.Portal != t.MovedTo {
+		g.MovedTo = t.MovedTo
 	}
 	switch {
 	case r.Transport == ipc.TransportISER && !t.ISER:
@@ -478,9 +554,20 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {
 		isid[5] += byte(i)
 		g.Sessions = append(g.Sessions, ipc.Session{
 			Reactor: i, ISID: isid, TSIH: uint16(i + 1), State: "LOGGED_IN", LocalAddress: "10.0.0.2:4000", RDMADevice: "rxe0",
-			Negotiated: map[string]string{"MaxBurstLength": "262144"},
+			Negotiated: map[string]string{"MaxBurstLength": "262144"}, AuthMethod: authMethod(&r),
 		})
 	}
 	p.groups[r.Group] = g
 	return g, nil
+}
+
+// authMethod is what a target with the same secrets would agree to.
+func authMethod(r *ipc.LoginRequest) string {
+	switch {
+	case r.Secret.IsZero():
+		return "None"
+	case r.TargetSecret.IsZero():
+		return "CHAP SHA3-256"
+	}
+	return "CHAP SHA3-256 mutual"
 }
