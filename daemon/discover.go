@@ -13,7 +13,14 @@ import (
 
 // Discover asks a portal for its targets. With transport auto it asks over RDMA and over TCP at the same time and merges: a Linux target lists
 // only the portals of the transport that the question came over. One answer is enough; what became of the other question is a note.
+//
+// How the portal is asked is stored in a record of its own, see [Service.SetPortal].
 func (s *Service) Discover(ctx context.Context, r api.DiscoverRequest) (api.TargetsReply, error) {
+	return s.discover(ctx, r, api.Settings{})
+}
+
+// discover is Discover with settings for a portal that has no record.
+func (s *Service) discover(ctx context.Context, r api.DiscoverRequest, fallback api.Settings) (api.TargetsReply, error) {
 	reply := api.TargetsReply{Version: api.Version, Targets: []api.Target{}, Notes: []string{}}
 	portal, err := api.ParsePortal(r.Portal)
 	if err != nil {
@@ -23,9 +30,13 @@ func (s *Service) Discover(ctx context.Context, r api.DiscoverRequest) (api.Targ
 	if err != nil {
 		return reply, err
 	}
+	how, secrets, err := s.portalSettings(portal, r.Set, fallback)
+	if err != nil {
+		return reply, err
+	}
 	timeout := r.Timeout.Duration()
 	if timeout == 0 {
-		timeout = s.opt.Config.DiscoveryTimeout
+		timeout = api.SecondsOr(how.LoginTimeout, s.opt.Config.DiscoveryTimeout)
 	}
 	asked := []string{transport}
 	if transport == api.TransportAuto {
@@ -44,7 +55,7 @@ func (s *Service) Discover(ctx context.Context, r api.DiscoverRequest) (api.Targ
 			defer wg.Done()
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
-			found[i], errs[i] = s.opt.Discoverer.SendTargets(ctx, addr.String(), t, s.name, timeout)
+			found[i], errs[i] = s.opt.Discoverer.SendTargets(ctx, Question{addr.String(), t, s.name, timeout, how, secrets})
 		}()
 	}
 	wg.Wait()
@@ -82,7 +93,7 @@ func (s *Service) Discover(ctx context.Context, r api.DiscoverRequest) (api.Targ
 		return int(a.Port) - int(b.Port)
 	})
 	if r.Save {
-		if err := s.nodes.Merge(portal.String(), answered, reply.Targets, time.Now()); err != nil {
+		if err := s.nodes.Merge(portal.String(), answered, reply.Targets, binding(how), time.Now()); err != nil {
 			return reply, api.Wrap(err, api.ErrDatabase, "store records")
 		}
 		for i := range reply.Targets {
