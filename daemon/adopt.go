@@ -35,6 +35,9 @@ func (s *Service) adopt(ctx context.Context, pc planeConn) error {
 			s.log.WithError(err).Errorf("session group %s of the data plane cannot be adopted", g.ID)
 			continue
 		}
+		if g.MovedTo != "" { // nobody listened when the target said so
+			s.noteMoveDuring(g)
+		}
 		number, ok := s.isids.Number(g.ID)
 		if !ok {
 			if _, n, err := s.isids.Get(g.ID); err == nil {
@@ -58,37 +61,23 @@ func (s *Service) adopt(ctx context.Context, pc planeConn) error {
 				continue
 			}
 		}
-		x := &device{deviceRecord: r, state: api.DeviceLive}
-		live, features := s.isLive(ctx, &r)
-		if d.State != ipc.DeviceServing || !live {
+		x := &device{deviceRecord: r}
+		var features ublk.Features
+		x.state, features = s.driverState(ctx, &r)
+		if d.State != ipc.DeviceServing {
 			x.state = api.DeviceDead
 		}
 		x.memory = s.adoptMemory(old[d.UblkID], d, features, pc, st)
+		if x.state == api.DeviceWaiting { // a take-over was not finished: perhaps not all memory was bound
+			x.memory.strange = true
+		}
 		delete(old, d.UblkID)
 		ss.devices[d.UblkID] = x
 	}
-	n := 0
-	for _, ss := range next {
-		n += len(ss.devices)
-	}
+	n := s.adoptOrphans(ctx, next, recs, old)
 	if len(next) > 0 {
 		s.log.WithField("pid", pc.hello.PID).Infof("adopted %d sessions with %d devices", len(next), n)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// What went down with an earlier data plane stays listed as failed until somebody logs in again or out.
-	for id, ss := range s.sessions {
-		if next[id] == nil && ss.state == api.SessionFailed {
-			next[id] = ss
-		}
-	}
-	s.sessions = next
-	for _, dm := range old { // devices that are no more
-		if dm != nil {
-			s.dropMemoryLocked(dm)
-		}
-	}
-	s.changedLocked()
 	return nil
 }
 
@@ -120,17 +109,26 @@ func (s *Service) rebuild(g ipc.Group, d ipc.Device, pid int) (deviceRecord, boo
 	return deviceRecord{}, false
 }
 
-// isLive asks the driver, and for the device's features, too. If there is no driver to ask, the data plane's word is good enough.
-func (s *Service) isLive(ctx context.Context, r *deviceRecord) (bool, ublk.Features) {
+// driverState asks the driver how a device stands, and for its features. If there is no driver to ask, the data plane's word is good enough.
+func (s *Service) driverState(ctx context.Context, r *deviceRecord) (string, ublk.Features) {
 	b, err := s.control()
 	if err != nil {
-		return true, 0
+		return api.DeviceLive, 0
 	}
 	info, err := step(ctx, s, func(ctx context.Context) (ublk.DeviceInfo, error) { return b.Info(ctx, r.UblkID) })
-	if err != nil {
-		return !errors.Is(err, ublk.ErrNotFound), 0
+	switch {
+	case errors.Is(err, ublk.ErrNotFound):
+		return api.DeviceDead, 0
+	case err != nil:
+		return api.DeviceLive, 0
+	case info.ServerTag != s.serverTag(r.Group, r.Unit.LUN):
+		return api.DeviceDead, 0
+	case info.State == ublk.StateLive:
+		return api.DeviceLive, info.Features
+	case info.State == ublk.StateQuiesced, info.State == ublk.StateFailIO:
+		return api.DeviceWaiting, info.Features
 	}
-	return info.State == ublk.StateLive && info.ServerTag == s.serverTag(r.Group, r.Unit.LUN), info.Features
+	return api.DeviceDead, info.Features
 }
 
 // clean undoes what a daemon that died had begun: devices that are recorded and not served go, and memory that it shared is as it should be. It runs before
@@ -159,6 +157,10 @@ func (s *Service) settle(ctx context.Context, pc planeConn) {
 		ss   *session
 		dead []*device
 	}
+	s.takeOver(ctx, pc)
+	if s.waiting() {
+		s.job(func(ctx context.Context) { s.runTakeOver(ctx, pc) })
+	}
 	var jobs []job
 	s.mu.Lock()
 	s.kickAllLocked()
@@ -174,42 +176,28 @@ func (s *Service) settle(ctx context.Context, pc planeConn) {
 	s.mu.Unlock()
 	for _, j := range jobs {
 		s.mu.Lock()
-		target, state, units := j.ss.group.Target, j.ss.state, j.ss.group.Units
+		target, id := j.ss.group.Target, j.ss.group.ID
 		s.mu.Unlock()
 		unlock, err := s.targets.lock(ctx, target)
 		if err != nil {
 			return
 		}
-		for _, d := range j.dead {
+		s.mu.Lock()
+		current := s.sessions[id] == j.ss
+		dead := slices.DeleteFunc(j.dead, func(d *device) bool { return j.ss.devices[d.UblkID] != d })
+		s.mu.Unlock()
+		if !current { // logged out meanwhile
+			unlock()
+			continue
+		}
+		for _, d := range dead {
 			s.stopAndRemove(ctx, pc, j.ss, d)
 		}
-		if state == api.SessionUp {
-			if _, err := s.serveUnits(ctx, pc, j.ss, units); err != nil {
-				s.log.WithError(err).WithField("target", target).Error("devices are missing")
-			}
+		if _, err := s.reconcile(ctx, pc, j.ss); err != nil {
+			s.log.WithError(err).WithField("target", target).Error("devices are missing")
 		}
 		unlock()
 	}
-}
-
-// buryDead is for a data plane that is gone: without recovery its devices are dead, and its sessions with it. The devices are deleted,
-// the sessions are kept as failed until somebody logs in again or out.
-func (s *Service) buryDead(ctx context.Context) {
-	s.mu.Lock()
-	for _, ss := range s.sessions {
-		ss.state = api.SessionFailed
-		ss.group.State = ipc.GroupFailed
-		ss.group.Error = &ipc.Error{Code: api.ErrConnectionFailed, Text: "the data plane ended and its devices with it; log in again"}
-		ss.group.Sessions = nil
-		clear(ss.devices)
-	}
-	s.changedLocked()
-	s.mu.Unlock()
-	s.loseBuffers()
-	for _, r := range s.readDevices() {
-		s.bury(ctx, planeConn{}, r)
-	}
-	s.sweep(ctx, planeConn{}, nil)
 }
 
 // sweep deletes devices that carry our mark, have no record and are not among the known ones.
@@ -229,10 +217,15 @@ func (s *Service) sweep(ctx context.Context, pc planeConn, known map[int]bool) {
 			return
 		}
 		info, err := step(ctx, s, func(ctx context.Context) (ublk.DeviceInfo, error) { return b.Info(ctx, id) })
-		if err == nil && info.ServerTag>>16 == s.instanceTag()>>16 {
+		if err == nil && info.ServerTag>>16 == s.instanceTag()>>16 && !waits(info) {
 			s.discard(ctx, pc, b, &device{deviceRecord: deviceRecord{UblkID: id}})
 		}
 	}
+}
+
+// waits tells whether a device has requests that wait for the next data plane: perhaps somebody's file system.
+func waits(info ublk.DeviceInfo) bool {
+	return info.State == ublk.StateQuiesced && info.Features.Has(ublk.FeatureRecovery)
 }
 
 // discard stops and removes a device that nobody serves.
@@ -271,6 +264,9 @@ func (s *Service) bury(ctx context.Context, pc planeConn, r deviceRecord) {
 		log.Warn("the number now belongs to a device of another program; only the record is removed")
 		s.removeDevice(r.UblkID)
 		return
+	case waits(info):
+		log.Error("the device waits for a data plane and could not be looked at before; it stays")
+		return
 	}
 	s.discard(ctx, pc, b, &device{deviceRecord: r})
 }
@@ -288,9 +284,14 @@ func (s *Service) groupEvent(g ipc.Group) {
 		return
 	}
 	old := ss.state
+	moved := ss.group.MovedTo != g.MovedTo
 	ss.group, ss.state = g, stateOf(g)
 	s.changedLocked()
+	if moved {
+		s.jobLocked(func(context.Context) { s.noteMoveDuring(g) }) // a record is written with fsync
+	}
 	s.kickAllLocked()
+	s.reconcileSoonLocked(ss)
 	if old == ss.state {
 		return
 	}

@@ -3,11 +3,15 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/daemon/records"
@@ -18,6 +22,8 @@ import (
 type candidate struct {
 	key       records.Key
 	transport string
+	settings  api.Settings
+	at        api.Portal // where to ask: the key's portal, or the one to which the target has moved
 }
 
 // Login makes a session group with a target and a block device for each usable unit. A failure of any kind leaves nothing behind, except
@@ -30,10 +36,6 @@ func (s *Service) Login(ctx context.Context, r api.LoginRequest) (api.LoginReply
 	cands, err := s.candidates(r)
 	if err != nil {
 		return api.LoginReply{}, err
-	}
-	timeout := r.Timeout.Duration()
-	if timeout == 0 {
-		timeout = s.opt.Config.LoginTimeout
 	}
 	// What cannot work is said before a target is bothered.
 	if _, err := s.features(ctx); err != nil {
@@ -56,6 +58,10 @@ func (s *Service) Login(ctx context.Context, r api.LoginRequest) (api.LoginReply
 	}
 	var last error
 	for i, c := range cands {
+		timeout := r.Timeout.Duration()
+		if timeout == 0 {
+			timeout = api.SecondsOr(c.settings.LoginTimeout, s.opt.Config.LoginTimeout)
+		}
 		reply, err := s.loginOne(ctx, pc, c, timeout)
 		if err == nil {
 			return reply, nil
@@ -94,7 +100,7 @@ func (s *Service) candidates(r api.LoginRequest) ([]candidate, error) {
 		if err != nil {
 			return nil, err
 		}
-		return []candidate{{records.MakeKey(r.Target, p), transport}}, nil
+		return []candidate{{key: records.MakeKey(r.Target, p), transport: transport, at: p}}, nil
 	}
 	var out []candidate
 	for _, n := range list {
@@ -105,7 +111,14 @@ func (s *Service) candidates(r api.LoginRequest) ([]candidate, error) {
 		if r.Portal == "" && t != api.TransportAuto && len(n.Found.Transports) > 0 && !slices.Contains(n.Found.Transports, t) && len(list) > 1 {
 			continue // the target offers this portal, but not over that transport
 		}
-		out = append(out, candidate{n.Key, t})
+		c := candidate{key: n.Key, transport: t, settings: n.Settings.Settings, at: n.Portal()}
+		if n.MovedTo != "" {
+			moved := c
+			if moved.at, err = api.ParsePortal(n.MovedTo); err == nil {
+				out = append(out, moved)
+			}
+		}
+		out = append(out, c)
 	}
 	if len(out) == 0 {
 		return nil, api.Errorf(api.ErrTransportUnavailable, "no portal of %s was seen over %s", r.Target, transport)
@@ -157,13 +170,15 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	if err != nil {
 		return reply, api.Errorf(api.ErrDatabase, "%w", err)
 	}
-	portal, err := resolve(ctx, c.key.Portal(), timeout)
+	portal, err := resolve(ctx, c.at, timeout)
 	if err != nil {
 		return reply, err
 	}
-	req := ipc.LoginRequest{
-		Group: id, Target: c.key.Target, Portal: portal.String(), Transport: ipc.Transport(c.transport), InitiatorName: s.name, ISID: isid, Timeout: timeout,
+	req, err := s.loginRequest(pc, id, c.key.Target, &c.settings)
+	if err != nil {
+		return reply, err
 	}
+	req.Portal, req.Transport, req.ISID, req.Timeout = portal.String(), ipc.Transport(c.transport), isid, timeout
 	ss := &session{number: number, state: api.SessionLogin, devices: make(map[int]*device), reasons: make(map[uint64]string)}
 	ss.group = ipc.Group{ID: id, Target: req.Target, Portal: req.Portal, TPGT: 0}
 	s.mu.Lock()
@@ -182,7 +197,9 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 			s.log.WithError(err).WithField("target", req.Target).Error("logout after a failed login failed")
 		}
 		s.mu.Lock()
-		delete(s.sessions, id)
+		if s.sessions[id] == ss {
+			delete(s.sessions, id)
+		}
 		s.changedLocked()
 		s.mu.Unlock()
 	}()
@@ -193,11 +210,12 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	err = pc.call(lctx, ipc.MethodLogin, req, &g)
 	cancel()
 	if err != nil {
-		return reply, s.explain(ctx, err, req.Target, portal, c.transport)
+		return reply, s.explain(ctx, err, req.Target, portal, c)
 	}
 	s.mu.Lock()
 	ss.group = g
 	s.mu.Unlock()
+	s.noteMove(id, c.at, g.MovedTo)
 	log := s.log.WithFields(map[string]any{"target": g.Target, "portal": g.Portal})
 	log.Infof("logged in over %s: %s", g.Transport, g.TransportReason)
 
@@ -206,6 +224,15 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 		return reply, err
 	}
 	s.mu.Lock()
+	if s.sessions[id] != ss {
+		// The data plane that logged in has ended, and the next one has begun without this session.
+		made := slices.Collect(maps.Values(ss.devices))
+		s.mu.Unlock()
+		for _, d := range made {
+			s.stopAndRemove(ctx, pc, ss, d)
+		}
+		return reply, api.Errorf(api.ErrAgain, "login %s: the data plane ended meanwhile; try again", g.Target)
+	}
 	defer s.mu.Unlock()
 	if usable > 0 && len(ss.devices) == 0 {
 		var why []string
@@ -232,14 +259,31 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	return reply, nil
 }
 
+// loginRequest fills in what the settings of a record say about its logins.
+func (s *Service) loginRequest(pc planeConn, id, target string, set *api.Settings) (ipc.LoginRequest, error) {
+	secrets, err := s.loginSecrets(id, set)
+	if err != nil {
+		return ipc.LoginRequest{}, api.Wrap(err, api.ErrDatabase, "login %s", target)
+	}
+	if names := set.Changed(&api.Settings{}); !pc.hello.Settings && len(names)+len(secrets.Names()) > 0 {
+		return ipc.LoginRequest{}, api.Errorf(api.ErrNotSupported,
+			"login %s: the data plane (pid %d, %s) is older than this daemon and does not know what is set (%s): log out everywhere, stop it, and log in again",
+			target, pc.hello.PID, pc.hello.Build, strings.Join(append(names, secrets.Names()...), ", "))
+	}
+	return ipc.LoginRequest{
+		Group: id, Target: target, InitiatorName: s.name, RequestTimeout: api.SecondsOr(set.RequestTimeout, s.opt.Config.RequestTimeout),
+		Settings: *set, Secret: secrets.Secret, TargetSecret: secrets.TargetSecret,
+	}, nil
+}
+
 // explain finds out whether a login failed because there is no such target: some targets say no more than "service unavailable" then (LIO:
 // status 03/01), and trying again would not help. The portal itself knows; if it does not say, err stays as it is.
-func (s *Service) explain(ctx context.Context, err error, target string, portal api.Portal, transport string) error {
+func (s *Service) explain(ctx context.Context, err error, target string, portal api.Portal, c candidate) error {
 	if !api.Is(err, api.ErrLoginFailed) {
 		return err
 	}
 	timeout := min(s.opt.Config.DiscoveryTimeout, 5*time.Second)
-	r, derr := s.Discover(ctx, api.DiscoverRequest{Portal: portal.String(), Transport: transport, Timeout: api.Seconds(timeout.Seconds())})
+	r, derr := s.discover(ctx, api.DiscoverRequest{Portal: portal.String(), Transport: c.transport, Timeout: api.Seconds(timeout.Seconds())}, binding(c.settings))
 	if derr != nil || slices.ContainsFunc(r.Targets, func(t api.Target) bool { return t.Target == target }) {
 		return err
 	}
@@ -256,45 +300,66 @@ func (s *Service) serveUnits(ctx context.Context, pc planeConn, ss *session, uni
 	}
 	g := ss.group
 	s.mu.Unlock()
-	var made []*device
+	// The devices get their numbers in the order of the units; everything after that is done for several at a time.
+	made := make([]*device, len(units))
+	var work errgroup.Group
+	work.SetLimit(atOnce)
 	for i := range units {
 		u := &units[i]
 		if !u.Usable {
 			continue
 		}
 		usable++
-		if served[u.LUN] {
+		if served[u.LUN] || ctx.Err() != nil {
 			continue
 		}
-		d, err := s.serve(ctx, pc, &g, u)
-		if err == nil {
-			err = ctx.Err()
-		}
-		if d != nil {
-			made = append(made, d)
-		}
-		if ctx.Err() != nil {
-			for _, d := range made {
-				s.stopAndRemove(ctx, pc, ss, d)
+		numbered := make(chan struct{})
+		work.Go(func() error {
+			d, err := s.serve(ctx, pc, &g, u, sync.OnceFunc(func() { close(numbered) }))
+			made[i] = d
+			if ctx.Err() == nil {
+				s.served(ss, u, d, err)
 			}
-			return usable, api.Wrap(err, api.ErrCancelled, "login %s", g.Target)
+			return nil
+		})
+		<-numbered
+	}
+	_ = work.Wait()
+	if ctx.Err() != nil {
+		for _, d := range made {
+			if d != nil {
+				work.Go(func() error {
+					s.stopAndRemove(ctx, pc, ss, d)
+					return nil
+				})
+			}
 		}
-		s.mu.Lock()
-		if err != nil {
-			ss.reasons[u.LUN] = oneLine(err)
-		} else {
-			delete(ss.reasons, u.LUN)
-			ss.devices[d.UblkID] = d
-			d.memory.phase = phaseLive
-			s.kickLocked(d.memory)
-		}
-		s.changedLocked()
-		s.mu.Unlock()
-		if err != nil {
-			s.log.WithError(err).WithFields(map[string]any{"target": g.Target, "lun": u.Number}).Error("logical unit cannot be served")
-		}
+		_ = work.Wait()
+		return usable, api.Wrap(ctx.Err(), api.ErrCancelled, "login %s", g.Target)
 	}
 	return usable, nil
+}
+
+// atOnce is how many devices are made or taken apart at a time. Each waits for the kernel most of the time, for grace periods above all.
+const atOnce = 8
+
+// served notes what became of a unit.
+func (s *Service) served(ss *session, u *ipc.Unit, d *device, err error) {
+	s.mu.Lock()
+	if err != nil {
+		ss.reasons[u.LUN] = oneLine(err)
+	} else {
+		delete(ss.reasons, u.LUN)
+		ss.devices[d.UblkID] = d
+		d.memory.phase = phaseLive
+		s.kickLocked(d.memory)
+	}
+	s.changedLocked()
+	target := ss.group.Target
+	s.mu.Unlock()
+	if err != nil {
+		s.log.WithError(err).WithFields(map[string]any{"target": target, "lun": u.Number}).Error("logical unit cannot be served")
+	}
 }
 
 // stopAndRemove takes back a device that was made a moment ago.

@@ -9,13 +9,15 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/ublk"
 )
 
 // Logout ends a session: its devices go away, then the session. While one of the devices is in use it is Busy, with the holders named,
-// and nothing has changed. With Force a session that has failed is ended although its devices are in use.
+// and nothing has changed. With Force a session that has failed, or waits for a data plane, is ended although its devices are in use.
 func (s *Service) Logout(ctx context.Context, r api.LogoutRequest) (api.LogoutReply, error) {
 	group, target, err := s.find(r.Session)
 	if err != nil {
@@ -70,7 +72,9 @@ func (s *Service) end(ctx context.Context, group string, force bool) (api.Logout
 		return reply, api.Errorf(api.ErrSessionNotFound, "the session has just been ended")
 	}
 	failed := ss.state == api.SessionFailed
+	lost := failed || ss.waits() // its requests cannot be answered now
 	target := ss.group.Target
+	patience := s.opt.Config.LoginTimeout + api.SecondsOr(ss.group.Settings.LogoutTimeout, 0)
 	devices := make([]*device, 0, len(ss.devices))
 	for _, d := range ss.devices {
 		devices = append(devices, d)
@@ -78,15 +82,15 @@ func (s *Service) end(ctx context.Context, group string, force bool) (api.Logout
 	reply.Session = ss.show()
 	s.mu.Unlock()
 	slices.SortFunc(devices, func(a, b *device) int { return a.UblkID - b.UblkID })
-	force = force && failed
+	force = force && lost
 
 	if !force {
-		if err := s.checkHolders(devices, failed); err != nil {
+		if err := s.checkHolders(devices, lost); err != nil {
 			return reply, err
 		}
 	}
 	pc, err := s.plane.get(ctx)
-	if err != nil && !failed {
+	if err != nil && !lost {
 		return reply, err
 	}
 	b, err := s.control()
@@ -97,25 +101,16 @@ func (s *Service) end(ctx context.Context, group string, force bool) (api.Logout
 
 	// From here on the caller's context does not count: half a logout helps nobody.
 	ctx = context.WithoutCancel(ctx)
-	for i, d := range devices {
-		err := s.run(ctx, func(ctx context.Context) error { return s.stop(ctx, b, d, force) })
-		if err != nil {
-			s.restore(ctx, pc, ss, devices[:i], failed)
-			return reply, err
-		}
-		if err := s.remove(ctx, pc, d); err != nil {
-			s.setDevice(ss, d, api.DeviceDead)
-			s.restore(ctx, pc, ss, devices[:i], failed)
-			return reply, api.Wrap(err, api.ErrLogoutFailed, "logout %s", target)
-		}
-		s.mu.Lock()
-		delete(ss.devices, d.UblkID)
-		s.changedLocked()
-		s.mu.Unlock()
+	gone, err := s.takeApart(ctx, pc, b, ss, devices, force)
+	if err != nil {
+		s.restore(ctx, pc, ss, gone, failed)
+		return reply, err
+	}
+	for _, d := range gone {
 		reply.Devices = append(reply.Devices, d.path())
 	}
 	if pc.client != nil {
-		lctx, cancel := context.WithTimeout(ctx, s.opt.Config.LoginTimeout)
+		lctx, cancel := context.WithTimeout(ctx, patience)
 		err := pc.call(lctx, ipc.MethodLogout, ipc.LogoutRequest{Group: group}, nil)
 		cancel()
 		if err != nil && !api.Is(err, api.ErrSessionNotFound) && !api.Is(err, api.ErrNotFound) && pc.client.Err() == nil {
@@ -131,24 +126,66 @@ func (s *Service) end(ctx context.Context, group string, force bool) (api.Logout
 	return reply, nil
 }
 
-// checkHolders refuses while a device is used.
-func (s *Service) checkHolders(devices []*device, failed bool) error {
-	for _, d := range devices {
-		holders, err := s.opt.Holders(d.UblkID)
-		if err != nil {
-			return api.Errorf(api.ErrInternal, "who uses %s cannot be found out: %w", d.path(), err)
+// takeApart stops and removes devices, several at a time. It ends with the first failure, after what is at work then; gone are those that are no more,
+// in the order of devices.
+func (s *Service) takeApart(ctx context.Context, pc planeConn, b Blocks, ss *session, devices []*device, force bool) (gone []*device, err error) {
+	s.mu.Lock()
+	target := ss.group.Target
+	s.mu.Unlock()
+	work, wctx := errgroup.WithContext(ctx)
+	work.SetLimit(atOnce)
+	removed := make([]bool, len(devices))
+	for i, d := range devices {
+		work.Go(func() error {
+			if wctx.Err() != nil {
+				return nil // another one has failed
+			}
+			if err := s.run(ctx, func(ctx context.Context) error { return s.stop(ctx, b, d, force) }); err != nil {
+				return err
+			}
+			if err := s.remove(ctx, pc, d); err != nil {
+				s.setDevice(ss, d, api.DeviceDead)
+				return api.Wrap(err, api.ErrLogoutFailed, "logout %s", target)
+			}
+			removed[i] = true
+			s.mu.Lock()
+			delete(ss.devices, d.UblkID)
+			s.changedLocked()
+			s.mu.Unlock()
+			return nil
+		})
+	}
+	err = work.Wait()
+	for i, d := range devices {
+		if removed[i] {
+			gone = append(gone, d)
 		}
-		if len(holders) > 0 {
-			return busy(d, holders, failed)
+	}
+	return gone, err
+}
+
+// checkHolders refuses while a device is used.
+func (s *Service) checkHolders(devices []*device, lost bool) error {
+	ids := make([]int, 0, len(devices))
+	for _, d := range devices {
+		ids = append(ids, d.UblkID)
+	}
+	holders, err := s.opt.Holders(ids)
+	if err != nil {
+		return api.Errorf(api.ErrInternal, "who uses the devices cannot be found out: %w", err)
+	}
+	for _, d := range devices {
+		if list := holders[d.UblkID]; len(list) > 0 {
+			return busy(d, list, lost)
 		}
 	}
 	return nil
 }
 
-func busy(d *device, holders []string, failed bool) error {
+func busy(d *device, holders []string, lost bool) error {
 	text := fmt.Sprintf("%s is in use: %s", d.path(), strings.Join(holders, ", "))
-	if failed {
-		text += "; the session has failed, --force ends it with I/O errors for them"
+	if lost {
+		text += "; its requests are not answered, --force ends it with I/O errors for them"
 	}
 	return api.Errorf(api.ErrBusy, "%s", text)
 }
@@ -166,7 +203,8 @@ func (s *Service) stop(ctx context.Context, b Blocks, d *device, force bool) err
 	case err == nil, errors.Is(err, ublk.ErrNotFound):
 		return nil
 	case errors.Is(err, ublk.ErrBusy):
-		holders, herr := s.opt.Holders(d.UblkID)
+		all, herr := s.opt.Holders([]int{d.UblkID})
+		holders := all[d.UblkID]
 		if herr != nil || len(holders) == 0 {
 			holders = []string{"the kernel says so; the holder cannot be found"}
 		}
@@ -210,7 +248,9 @@ func (s *Service) setDevice(ss *session, d *device, state string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ss.devices[d.UblkID] == d && d.state != state {
-		ss.devices[d.UblkID] = &device{deviceRecord: d.deviceRecord, state: state, memory: d.memory}
+		x := *d
+		x.state = state
+		ss.devices[d.UblkID] = &x
 		s.changedLocked()
 	}
 }
