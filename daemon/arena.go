@@ -197,7 +197,7 @@ func (s *Service) Borrow(ctx context.Context, o Owner) (api.Buffer, *os.File, er
 	defer unlock()
 	s.mu.Lock()
 	arena := s.arenaLocked()
-	probe := &buffer{label: label{Kind: api.BufferSlice, Length: int64(arena.SliceSize), Inode: inode{^uint64(0), 0}}}
+	probe := &buffer{label: label{Kind: api.BufferSlice, Length: int64(arena.SliceSize), Inode: inode{Dev: ^uint64(0)}}}
 	err = s.admitLocked(probe, o)
 	s.mu.Unlock()
 	if err != nil {

@@ -970,19 +970,6 @@ func (s *Service) restoreBuffers(ctx context.Context, pc planeConn) {
 	s.sweepBufferFiles()
 }
 
-// loseBuffers is for a data plane that is gone: nothing is registered any more.
-func (s *Service) loseBuffers() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, b := range s.mem.buffers {
-		b.inPlane, b.partly = false, false
-	}
-	for dm := range s.mem.devices {
-		s.dropMemoryLocked(dm)
-	}
-	s.changedLocked()
-}
-
 // closeFiles lets go of the descriptors. The data plane keeps its own, which the next daemon gets.
 func (s *Service) closeFiles() {
 	s.mu.Lock()

@@ -61,8 +61,12 @@ func limits(u *ipc.Unit, configured int) (ublk.Params, int, error) {
 		LogicalBlock: lb, PhysicalBlock: lb, MaxSectors: uint32(maxIO / ublk.SectorSize), Sectors: ublk.Sector(bytes / ublk.SectorSize),
 	}
 	// The rest are hints: what cannot be expressed is left out.
-	if pb := u.PhysicalBlockSize; pb > lb && pb <= 256<<20 && bits.OnesCount32(pb) == 1 {
+	// A block device starts with a physical block; where the unit does not, the hint would do harm.
+	if pb := u.PhysicalBlockSize; pb > lb && pb <= 256<<20 && bits.OnesCount32(pb) == 1 && u.AlignmentOffset == 0 {
 		p.PhysicalBlock = pb
+	}
+	if o := u.MinIOSize; o > p.PhysicalBlock && o <= 256<<20 && bits.OnesCount32(o) == 1 {
+		p.MinIO = o
 	}
 	if o := u.OptimalIOSize; o >= p.PhysicalBlock && o <= 256<<20 && bits.OnesCount32(o) == 1 {
 		p.OptimalIO = o
@@ -79,7 +83,24 @@ func limits(u *ipc.Unit, configured int) (ublk.Params, int, error) {
 			p.Attrs |= ublk.AttrFUA
 		}
 	}
+	if !u.ReadOnly {
+		p.Discard = discardLimits(u)
+	}
 	return p, maxIO, nil
+}
+
+// wantedFeatures are what a device gets from a kernel that has them. With recovery a device outlives the data plane: requests wait, and those that were on
+// their way are delivered again.
+const wantedFeatures = ublk.FeatureUpdateSize | ublk.FeatureSharedMemory | ublk.FeatureRecovery | ublk.FeatureRecoveryReissue | ublk.FeatureQuiesce
+
+// discardLimits are how a unit deallocates and zeroes blocks.
+func discardLimits(u *ipc.Unit) ublk.Discard {
+	sectors := func(bytes uint64) uint32 { return uint32(min(bytes/ublk.SectorSize, 1<<31)) }
+	d := ublk.Discard{MaxSectors: sectors(u.MaxDiscard), MaxWriteZeroesSectors: sectors(u.MaxZeroes)}
+	if d.MaxSectors != 0 {
+		d.Granularity, d.Alignment = u.DiscardGranularity, u.DiscardAlignment
+	}
+	return d
 }
 
 // transportFeatures are what a device gets for the sake of its transport: a socket reaches the pages of requests, an RDMA adapter does not.
@@ -90,8 +111,9 @@ func transportFeatures(t ipc.Transport) ublk.Features {
 	return 0
 }
 
-// serve makes a block device for a unit of a group that is up, or nothing.
-func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.Unit) (*device, error) {
+// serve makes a block device for a unit of a group that is up, or nothing. It calls numbered once the device has its number, or gets none.
+func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.Unit, numbered func()) (*device, error) {
+	defer numbered()
 	b, err := s.control()
 	if err != nil {
 		return nil, err
@@ -106,11 +128,11 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 	}
 	d := &device{state: api.DeviceStarting}
 	d.deviceRecord = deviceRecord{
-		Schema: deviceSchema, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, PID: pc.hello.PID, Unit: *u, Created: time.Now().UTC(),
+		Schema: deviceSchema, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, TPGT: g.TPGT, PID: pc.hello.PID, Unit: *u, Created: time.Now().UTC(),
 	}
 	spec := ublk.DeviceSpec{
 		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: s.serverTag(g.ID, u.LUN),
-		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&(ublk.FeatureUpdateSize|ublk.FeatureSharedMemory|transportFeatures(g.Transport)),
+		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&(wantedFeatures|transportFeatures(g.Transport)),
 	}
 
 	// Each step leaves behind what undoes it.
@@ -131,6 +153,7 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 	if err != nil {
 		return nil, blockError(err)
 	}
+	numbered()
 	id := info.ID
 	d.UblkID, d.Queues, d.Depth, d.MaxIO = id, info.Queues, info.Depth, int(info.MaxIOBytes)
 	undo = append(undo, func(ctx context.Context) { s.logged(b.Delete(ctx, id), id, "delete") })
@@ -154,7 +177,8 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 		s.logged(pc.call(ctx, ipc.MethodDetach, ipc.DetachRequest{UblkID: id}, nil), id, "detach")
 	})
 	attach := ipc.AttachRequest{Group: g.ID, LUN: u.LUN, UblkID: id, Queues: info.Queues, Depth: info.Depth, MaxIO: d.MaxIO}
-	if err := s.run(ctx, func(ctx context.Context) error { return pc.call(ctx, ipc.MethodAttach, attach, nil) }); err != nil {
+	// A caller who leaves does not cut this short: what is undone next would overtake it.
+	if err := s.run(context.WithoutCancel(ctx), func(ctx context.Context) error { return pc.call(ctx, ipc.MethodAttach, attach, nil) }); err != nil {
 		return nil, api.Wrap(err, api.ErrInternal, "attach %s", d.path())
 	}
 	s.registerEarly(ctx, d.memory)
@@ -230,7 +254,7 @@ func (s *Service) remove(ctx context.Context, pc planeConn, d *device) error {
 		err := s.run(ctx, func(ctx context.Context) error {
 			return pc.call(ctx, ipc.MethodDetach, ipc.DetachRequest{UblkID: d.UblkID}, nil)
 		})
-		if err != nil && !api.Is(err, api.ErrNotFound) {
+		if err != nil && !api.Is(err, api.ErrNotFound) && pc.client.Err() == nil { // what a dead data plane had is let go of
 			errs = append(errs, api.Wrap(err, api.ErrInternal, "detach %s", d.path()))
 		}
 	}

@@ -39,6 +39,30 @@ func TestLimits(t *testing.T) {
 			512 << 10,
 		},
 		"FUA without a cache means nothing": {with(func(u *ipc.Unit) { u.FUA = true }), ublk.Params{LogicalBlock: 512, PhysicalBlock: 512, MaxSectors: 1024, Sectors: 2048}, 512 << 10},
+		"thin": {
+			with(func(u *ipc.Unit) {
+				u.MaxDiscard, u.DiscardGranularity, u.DiscardAlignment, u.MaxZeroes = 4<<20, 64<<10, 4096, 1<<20
+			}), ublk.Params{
+				LogicalBlock: 512, PhysicalBlock: 512, MaxSectors: 1024, Sectors: 2048,
+				Discard: ublk.Discard{MaxSectors: 8192, Granularity: 64 << 10, Alignment: 4096, MaxWriteZeroesSectors: 2048},
+			}, 512 << 10,
+		},
+		"zeroes only, without end": {
+			with(func(u *ipc.Unit) { u.MaxZeroes = 1 << 60 }),
+			ublk.Params{LogicalBlock: 512, PhysicalBlock: 512, MaxSectors: 1024, Sectors: 2048, Discard: ublk.Discard{MaxWriteZeroesSectors: 1 << 31}}, 512 << 10,
+		},
+		"thin and write protected": {
+			with(func(u *ipc.Unit) { u.MaxDiscard, u.MaxZeroes, u.ReadOnly = 4<<20, 4<<20, true }),
+			ublk.Params{Attrs: ublk.AttrReadOnly, LogicalBlock: 512, PhysicalBlock: 512, MaxSectors: 1024, Sectors: 2048}, 512 << 10,
+		},
+		"granularity of requests": {
+			with(func(u *ipc.Unit) { u.PhysicalBlockSize, u.MinIOSize = 4096, 32<<10 }),
+			ublk.Params{LogicalBlock: 512, PhysicalBlock: 4096, MinIO: 32 << 10, MaxSectors: 1024, Sectors: 2048}, 512 << 10,
+		},
+		"begins within a physical block": {
+			with(func(u *ipc.Unit) { u.PhysicalBlockSize, u.AlignmentOffset = 4096, 3584 }),
+			ublk.Params{LogicalBlock: 512, PhysicalBlock: 512, MaxSectors: 1024, Sectors: 2048}, 512 << 10,
+		},
 	} {
 		p, n, err := limits(&r.unit, 512<<10)
 		if err != nil || n != r.maxIO {

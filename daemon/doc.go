@@ -27,6 +27,8 @@
 //
 // # Shared memory
 //
+// takeover.go hands sessions and devices of a data plane that has ended to the next one.
+//
 // buffers.go is the registry of memory that programs share with the data plane, registration.go brings each device in step with it, arena.go lends slices of
 // the daemon's own, memory.go and process.go know about files and processes. docs/shared-memory.md is for those who use it. The order that
 // must hold, for each device and buffer:

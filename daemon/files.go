@@ -22,6 +22,7 @@ type deviceRecord struct {
 	Target    string        `json:"target"`
 	Portal    string        `json:"portal"`
 	Transport ipc.Transport `json:"transport"`
+	TPGT      uint16        `json:"tpgt"`
 	PID       int           `json:"pid"` // data plane that serves it
 	Queues    int           `json:"queues"`
 	Depth     int           `json:"depth"`

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	maxBody = 64 << 10
+	maxBody     = 64 << 10
+	maxScsiBody = 2*ipc.MaxScsiData + maxBody // data as hexadecimal digits
 	// maxRequest bounds a whole request; logins have their own, shorter bound.
 	maxRequest = 20 * time.Minute
 )
@@ -75,8 +76,10 @@ func (s *Service) ServeSocket(ctx context.Context, path string, started func()) 
 
 // Handler is the control API.
 //
-//	GET  /v1/status /v1/sessions /v1/devices?queues=1 /v1/nodes?target=&portal= /v1/buffers
-//	POST /v1/discover /v1/login /v1/logout /v1/nodes/add /v1/nodes/delete /v1/buffers/add /v1/buffers/adopt /v1/buffers/remove
+//	GET  /v1/status /v1/sessions /v1/devices?queues=1 /v1/nodes?target=&portal= /v1/portals /v1/buffers
+//	POST /v1/discover /v1/firmware /v1/login /v1/logout /v1/rescan /v1/nodes/add /v1/nodes/delete /v1/nodes/set /v1/nodes/secret
+//	POST /v1/portals/set /v1/portals/secret /v1/portals/delete /v1/buffers/add /v1/buffers/adopt /v1/buffers/remove
+//	POST /v1/scsi /v1/scsi/reserve /v1/scsi/reservation
 //
 // Each answer is one of the replies of package api; a failure is an ErrorReply.
 func (s *Service) Handler() http.Handler {
@@ -103,9 +106,20 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("GET /v1/nodes", get(func(r *http.Request) (any, error) {
 		return s.Nodes(api.NodeFilter{Target: r.FormValue("target"), Portal: r.FormValue("portal")})
 	}))
+	mux.HandleFunc("POST /v1/scsi", postUpTo(maxScsiBody, s.Scsi))
+	mux.HandleFunc("POST /v1/scsi/reserve", post(s.Reserve))
+	mux.HandleFunc("POST /v1/scsi/reservation", post(s.Reservation))
+	mux.HandleFunc("GET /v1/portals", get(func(*http.Request) (any, error) { return s.Portals(), nil }))
+	mux.HandleFunc("POST /v1/portals/set", post(s.SetPortal))
+	mux.HandleFunc("POST /v1/portals/secret", post(s.SetPortalSecret))
+	mux.HandleFunc("POST /v1/portals/delete", post(s.DeletePortal))
+	mux.HandleFunc("POST /v1/nodes/set", post(s.SetNode))
+	mux.HandleFunc("POST /v1/nodes/secret", post(s.SetNodeSecret))
+	mux.HandleFunc("POST /v1/firmware", post(s.Firmware))
 	mux.HandleFunc("POST /v1/discover", post(s.Discover))
 	mux.HandleFunc("POST /v1/login", post(s.Login))
 	mux.HandleFunc("POST /v1/logout", post(s.Logout))
+	mux.HandleFunc("POST /v1/rescan", post(s.Rescan))
 	mux.HandleFunc("POST /v1/nodes/add", post(func(_ context.Context, f api.NodeFilter) (any, error) {
 		n, err := s.AddNode(f.Target, f.Portal)
 		return api.NodesReply{Version: api.Version, Nodes: []api.Node{n}, Problems: []string{}}, err
@@ -160,9 +174,14 @@ func get(f func(*http.Request) (any, error)) http.HandlerFunc {
 }
 
 func post[In, Out any](f func(context.Context, In) (Out, error)) http.HandlerFunc {
+	return postUpTo(maxBody, f)
+}
+
+// postUpTo takes a body of at most limit bytes.
+func postUpTo[In, Out any](limit int64, f func(context.Context, In) (Out, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in In
-		d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+		d := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
 		d.DisallowUnknownFields() // an option that this daemon does not know must not be left out in silence
 		if err := d.Decode(&in); err != nil {
 			answer(w, nil, api.Errorf(api.ErrInvalidArgs, "request: %w", err))
@@ -197,7 +216,7 @@ func statusCode(name string) int {
 		return http.StatusBadRequest
 	case api.ErrAccessDenied, api.ErrInteractiveRequired:
 		return http.StatusForbidden
-	case api.ErrBusy, api.ErrAlreadyLoggedIn:
+	case api.ErrBusy, api.ErrAlreadyLoggedIn, api.ErrReservationConflict:
 		return http.StatusConflict
 	case api.ErrNotSupported:
 		return http.StatusNotImplemented
@@ -205,7 +224,8 @@ func statusCode(name string) int {
 		return http.StatusServiceUnavailable
 	case api.ErrTimeout, api.ErrPDUTimeout:
 		return http.StatusGatewayTimeout
-	case api.ErrConnectionFailed, api.ErrLoginFailed, api.ErrFatalLogin, api.ErrAuthenticationFailed, api.ErrTransportUnavailable, api.ErrProtocolError:
+	case api.ErrConnectionFailed, api.ErrLoginFailed, api.ErrFatalLogin, api.ErrAuthenticationFailed, api.ErrTransportUnavailable, api.ErrProtocolError,
+		api.ErrCommandFailed:
 		return http.StatusBadGateway
 	}
 	return http.StatusInternalServerError

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -18,10 +20,39 @@ import (
 
 // This file is about files whose pages can be shared: memfds, and files on tmpfs and hugetlbfs.
 
-// inode identifies a file in this boot.
+// inode identifies a file in this boot. The kernel numbers the segments of SysV shared memory apart from all other files of the file system that
+// they lie on with memfds and shared anonymous memory, so the same number occurs twice there (newseg in ipc/shm.c).
 type inode struct {
-	Dev uint64 `json:"dev"`
-	Ino uint64 `json:"ino"`
+	Dev  uint64 `json:"dev"`
+	Ino  uint64 `json:"ino"`
+	SysV bool   `json:"sysv,omitempty"`
+}
+
+// makeInode makes the identity of a file. path is as the kernel shows it in /proc; a memfd's begins with "/memfd:" whatever its name.
+func makeInode(dev, ino uint64, path string) inode {
+	return inode{dev, ino, strings.HasPrefix(path, "/SYSV") && strings.HasSuffix(path, " (deleted)")}
+}
+
+// compare orders files.
+func (n inode) compare(m inode) int {
+	sysv := 0
+	if n.SysV != m.SysV {
+		sysv = 1
+		if m.SysV {
+			sysv = -1
+		}
+	}
+	return cmp.Or(cmp.Compare(n.Dev, m.Dev), cmp.Compare(n.Ino, m.Ino), sysv)
+}
+
+// describe returns the identity of what a link of /proc/PID/fd leads to.
+func describe(link string) (inode, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(link, &st); err != nil {
+		return inode{}, err
+	}
+	path, err := os.Readlink(link)
+	return makeInode(st.Dev, st.Ino, path), err
 }
 
 // memoryFile is a file whose pages can be shared.
@@ -37,14 +68,17 @@ func statMemory(f *os.File) (memoryFile, error) {
 	m := memoryFile{File: f}
 	var st unix.Stat_t
 	var fst unix.Statfs_t
-	err := control(f, func(fd int) error { return errors.Join(unix.Fstat(fd, &st), unix.Fstatfs(fd, &fst)) })
+	err := control(f, func(fd int) (err error) {
+		m.inode, err = describe(fmt.Sprintf("/proc/self/fd/%d", fd))
+		return errors.Join(err, unix.Fstat(fd, &st), unix.Fstatfs(fd, &fst))
+	})
 	if err != nil {
 		return m, fmt.Errorf("stat: %w", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return m, errors.New("it is no regular file")
 	}
-	m.inode, m.size = inode{st.Dev, st.Ino}, st.Size
+	m.size = st.Size
 	switch fst.Type {
 	case unix.TMPFS_MAGIC:
 		m.page = int64(os.Getpagesize()) // Bsize is that, too, and has been the size of a huge page with huge=always
@@ -220,8 +254,7 @@ func (n inode) usedBy(except ...int) int {
 		}
 		fds, _ := filepath.Glob(dir + "/fd/*")
 		for _, fd := range fds {
-			var st unix.Stat_t
-			if unix.Stat(fd, &st) == nil && (inode{st.Dev, st.Ino}) == n {
+			if m, err := describe(fd); err == nil && m == n {
 				return pid
 			}
 		}

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -110,12 +112,51 @@ func TestParseMaps(t *testing.T) {
 	if len(got) != 4 {
 		t.Fatalf("%+v", got)
 	}
-	if m := got[0]; m.start != 0x7f1c2c000000 || m.end != 0x7f1c2c400000 || m.offset != 4096 || m.inode != (inode{unix.Mkdev(0, 1), 1028}) ||
+	if m := got[0]; m.start != 0x7f1c2c000000 || m.end != 0x7f1c2c400000 || m.offset != 4096 || m.inode != (inode{Dev: unix.Mkdev(0, 1), Ino: 1028}) ||
 		m.path != "/memfd:a pool (deleted)" || !m.writable() {
 		t.Errorf("%+v", m)
 	}
 	if got[1].writable() || got[2].writable() || !got[3].writable() || got[2].path != "" {
 		t.Errorf("%+v", got[1:])
+	}
+}
+
+// A SysV segment and a memfd may have the same number on the same file system: they are two files nevertheless, however they are looked at.
+func TestSysVInode(t *testing.T) {
+	maps := parseMaps([]byte("7f1c2c000000-7f1c2c400000 rw-s 00000000 00:01 2                       /memfd:SYSV00000000 (deleted)\n" +
+		"7f1c2c400000-7f1c2c800000 rw-s 00400000 00:01 2                       /SYSV00000000 (deleted)\n"))
+	if len(maps) != 2 || maps[0].inode == maps[1].inode || maps[0].inode.compare(maps[1].inode) != -maps[1].inode.compare(maps[0].inode) {
+		t.Errorf("%+v", maps)
+	}
+	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, 1<<16, unix.IPC_CREAT|0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.SysvShmCtl(id, unix.IPC_RMID, nil)
+	mem, err := unix.SysvShmAttach(id, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.SysvShmDetach(mem)
+	at := uint64(uintptr(unsafe.Pointer(&mem[0])))
+	maps, err = readMaps(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(maps, func(m mapping) bool { return m.start <= at && at < m.end })
+	if i < 0 || !maps[i].inode.SysV || maps[i].inode.Ino != uint64(id) {
+		t.Fatalf("segment %d at %#x: %+v", id, at, maps)
+	}
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/map_files/%x-%x", maps[i].start, maps[i].end), os.O_RDWR, 0)
+	if errors.Is(err, os.ErrPermission) {
+		require.Need(t, "root", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if m, err := statMemory(f); err != nil || m.inode != maps[i].inode {
+		t.Errorf("%+v, %v; expected %+v", m.inode, err, maps[i].inode)
 	}
 }
 

@@ -58,7 +58,7 @@ func (c planeConn) callFiles(ctx context.Context, method string, in, out any, fi
 //	             dial ok                      connection lost
 //	starting ---------------> up (adopted) ---------------------> starting
 //	   | nobody answers                                              | nobody answers: the process is dead
-//	   +--> clean up what the dead one left, launch, dial   <--------+
+//	   +--> launch, dial, hand over what the dead one had   <--------+
 type plane struct {
 	s    *Service
 	path string
@@ -226,7 +226,7 @@ func (p *plane) connect(ctx context.Context, last int) (planeConn, error) {
 			return c, fmt.Errorf("data plane %d has closed its socket and does not exit", last)
 		}
 	}
-	p.s.buryDead(ctx)
+	p.s.orphanAll()
 	if p.s.opt.Launch == nil {
 		return c, fmt.Errorf("nobody answers at %s; start iserd-io", p.path)
 	}

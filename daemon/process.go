@@ -40,14 +40,15 @@ func parseMaps(text []byte) []mapping {
 	for line := range bytes.Lines(text) {
 		var m mapping
 		var major, minor uint32
+		var ino uint64
 		head, path, _ := strings.Cut(strings.TrimSuffix(string(line), "\n"), "/")
-		if n, err := fmt.Sscanf(head, "%x-%x %s %x %x:%x %d", &m.start, &m.end, &m.perms, &m.offset, &major, &minor, &m.inode.Ino); n != 7 || err != nil {
+		if n, err := fmt.Sscanf(head, "%x-%x %s %x %x:%x %d", &m.start, &m.end, &m.perms, &m.offset, &major, &minor, &ino); n != 7 || err != nil {
 			continue
 		}
-		m.inode.Dev = unix.Mkdev(major, minor)
 		if path != "" {
 			m.path = "/" + path
 		}
+		m.inode = makeInode(unix.Mkdev(major, minor), ino, m.path)
 		out = append(out, m)
 	}
 	return out
@@ -130,7 +131,7 @@ func sharedMemory(pid int, minimum int64) (out []sharedRange, notes []string, er
 // unite makes one of ranges of one file that touch or overlap.
 func unite(in []sharedRange) []sharedRange {
 	slices.SortStableFunc(in, func(a, b sharedRange) int {
-		return cmp.Or(cmp.Compare(a.inode.Dev, b.inode.Dev), cmp.Compare(a.inode.Ino, b.inode.Ino), cmp.Compare(a.offset, b.offset))
+		return cmp.Or(a.inode.compare(b.inode), cmp.Compare(a.offset, b.offset))
 	})
 	var out []sharedRange
 	for _, c := range in {

@@ -55,6 +55,7 @@ type deviceMemory struct {
 	since   ipc.TierCount    // requests when somebody began to use memory
 	used    bool             // somebody uses memory that is registered
 	adopted bool             // made by another daemon, which may have turned merging off
+	strange bool             // the driver may have memory registered that nobody knows any more
 }
 
 // work is one device's state as a command needs it.
@@ -216,6 +217,9 @@ func (s *Service) nextLocked(dm *deviceMemory) func(context.Context) bool {
 		return nil
 	}
 	w := work{dm, dm.pc, dm.phase == phaseStarting}
+	if dm.strange {
+		return func(ctx context.Context) bool { return s.purge(ctx, w) }
+	}
 	if dm.noted && !w.starting {
 		return func(ctx context.Context) bool { return s.finishNoted(ctx, w) }
 	}
@@ -378,6 +382,49 @@ func (s *Service) unregister(ctx context.Context, dm work, part uint32, index in
 	s.removeNote(dm.ublkID)
 	return true
 }
+
+// purge makes the driver forget what it has registered for daemons and data planes that are no more. Indices are given from the lowest free one on, so
+// that after a long gap there are none.
+func (s *Service) purge(ctx context.Context, dm work) bool {
+	s.mu.Lock()
+	known := slices.Collect(maps.Values(dm.index))
+	s.mu.Unlock()
+	for index, gap := 0, 0; gap < longGap; index++ {
+		if slices.Contains(known, index) {
+			continue
+		}
+		s.mu.Lock()
+		why := s.notReadyLocked(dm.deviceMemory)
+		s.mu.Unlock()
+		if why != "" {
+			return true // nothing more is done until that is over
+		}
+		blocks, err := s.control()
+		if err == nil {
+			err = s.live(ctx, blocks, dm)
+		}
+		if err == nil {
+			err = s.run(ctx, func(ctx context.Context) error { return blocks.UnregisterBuffer(ctx, dm.ublkID, index) })
+		}
+		switch {
+		case err == nil:
+			gap = 0
+		case errors.Is(err, ublk.ErrNoBuffer):
+			gap++
+		default:
+			return s.putOff(dm, err)
+		}
+	}
+	s.removeNote(dm.ublkID)
+	s.mu.Lock()
+	dm.strange, dm.noted, dm.late = false, false, nil
+	s.changedLocked()
+	s.mu.Unlock()
+	return true
+}
+
+// longGap is more than the buffers that come and go at a device.
+const longGap = 64
 
 // finishNoted finishes or undoes a command whose end is not known.
 func (s *Service) finishNoted(ctx context.Context, dm work) bool {

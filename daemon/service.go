@@ -17,6 +17,7 @@ import (
 	"iserd.org/iserd/daemon/config"
 	"iserd.org/iserd/daemon/records"
 	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/scsi"
 	"iserd.org/iserd/ublk"
 )
 
@@ -26,11 +27,14 @@ type Blocks interface {
 	Add(ctx context.Context, spec ublk.DeviceSpec) (ublk.DeviceInfo, error)
 	SetParams(ctx context.Context, id int, p ublk.Params) error
 	Start(ctx context.Context, id, pid int) error
+	StartRecovery(ctx context.Context, id int) error
+	EndRecovery(ctx context.Context, id, pid int) error
 	Stop(ctx context.Context, id int) error
 	TryStop(ctx context.Context, id int) error
 	Delete(ctx context.Context, id int) error
 	RegisterBuffer(ctx context.Context, id int, file *os.File, off, n int64) (index int, err error)
 	UnregisterBuffer(ctx context.Context, id, index int) error
+	UpdateSize(ctx context.Context, id int, size ublk.Sector) error
 	Info(ctx context.Context, id int) (ublk.DeviceInfo, error)
 	Close() error
 }
@@ -43,9 +47,17 @@ type Found struct {
 	TPGT    int
 }
 
+// Question is what a portal is asked, and how.
+type Question struct {
+	Portal, Transport, InitiatorName string
+	Timeout                          time.Duration
+	Settings                         api.Settings
+	Secrets                          records.SecretSet
+}
+
 // Discoverer asks a portal for its targets over one transport (iser or tcp). Its errors carry a name of package api.
 type Discoverer interface {
-	SendTargets(ctx context.Context, portal, transport, initiatorName string, timeout time.Duration) ([]Found, error)
+	SendTargets(ctx context.Context, q Question) ([]Found, error)
 }
 
 // Launcher starts a data plane that outlives this process. exited yields why it ended if it does.
@@ -64,10 +76,12 @@ type Options struct {
 	Discoverer Discoverer
 	Launch     Launcher // nil: somebody else starts the data plane
 	OpenBlocks func() (Blocks, error)
-	Devices    func() ([]int, error)          // numbers of the ublk devices that exist
-	Holders    func(id int) ([]string, error) // who uses /dev/ublkbN
+	Devices    func() ([]int, error)                     // numbers of the ublk devices that exist
+	Holders    func(ids []int) (map[int][]string, error) // who uses /dev/ublkbN; nobody uses one that is not in the map
 	// QueueAttribute reads /sys/block/ublkbN/queue/NAME and, unless value is "", writes it. nil leaves the queues as the kernel makes them.
 	QueueAttribute func(id int, name, value string) (old string, err error)
+	// FirmwareDir is where the kernel shows the iSCSI Boot Firmware Table; "" means /sys/firmware/ibft.
+	FirmwareDir string
 }
 
 // Service is the control plane. Its methods are safe for concurrent use and return errors with a name of package api.
@@ -75,6 +89,8 @@ type Service struct {
 	opt     Options
 	log     *logrus.Entry
 	nodes   *records.Nodes
+	portals *records.Nodes
+	secrets *records.Secrets
 	isids   *records.ISIDs
 	name    string
 	since   time.Time
@@ -104,6 +120,9 @@ type session struct {
 	group   ipc.Group
 	devices map[int]*device // by ublk id
 	reasons map[uint64]string
+	orphan  bool // its data plane is gone, and the next one does not know of it yet
+
+	reconciling bool // a reconcile is going to begin: see rescan.go
 }
 
 // device is a served unit. Immutable, but for what memory points to.
@@ -111,6 +130,10 @@ type device struct {
 	deviceRecord
 	state  string
 	memory *deviceMemory // nil for a device that nobody serves
+
+	reason string   // why its unit is not served any more: it is gone, or another one; the state is dead then
+	notes  []string // what of its unit has changed that the block device cannot follow
+	stuck  uint64   // blocks of the unit to which the block device could not be grown
 }
 
 // New reads the records and makes a Service. Nothing is contacted before Run.
@@ -135,7 +158,13 @@ func New(opt Options) (*Service, error) {
 	if s.nodes, err = records.OpenNodes(filepath.Join(opt.StateDir, "nodes")); err != nil {
 		return nil, api.Errorf(api.ErrDatabase, "%w", err)
 	}
-	for _, p := range s.nodes.Problems() {
+	if s.portals, err = records.OpenPortals(filepath.Join(opt.StateDir, "portals")); err != nil {
+		return nil, api.Errorf(api.ErrDatabase, "%w", err)
+	}
+	if s.secrets, err = records.OpenSecrets(filepath.Join(opt.StateDir, "secrets")); err != nil {
+		return nil, api.Errorf(api.ErrDatabase, "%w", err)
+	}
+	for _, p := range append(s.nodes.Problems(), s.portals.Problems()...) {
 		s.log.Error(p)
 	}
 	s.isids = records.OpenISIDs(filepath.Join(opt.StateDir, "isid.json"))
@@ -282,27 +311,32 @@ func (s *Service) Nodes(f api.NodeFilter) (api.NodesReply, error) {
 	if err != nil {
 		return r, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, n := range list {
-		x := nodeOf(n)
-		if ss := s.sessions[n.ID()]; ss != nil {
-			x.SessionState = ss.state
-		}
-		r.Nodes = append(r.Nodes, x)
+		r.Nodes = append(r.Nodes, s.nodeOf(n))
 	}
 	return r, nil
 }
 
-func nodeOf(n records.Node) api.Node {
+// nodeOf gives the public form.
+func (s *Service) nodeOf(n records.Node) api.Node {
 	ts := n.Found.Transports
 	if ts == nil {
 		ts = []string{}
 	}
-	return api.Node{
+	x := api.Node{
 		ID: n.ID(), Target: n.Target, Address: n.Address, Port: n.Port, TPGT: n.Found.TPGT, Interface: n.Interface, Transport: n.Settings.Transport,
 		SeenOver: ts, Startup: n.Settings.Startup, Discovered: n.Found.Time, Missing: n.Found.Missing, Source: n.Found.Source,
+		Settings: n.Settings.Settings, Secrets: s.secrets.Names(n.ID()), MovedTo: n.MovedTo,
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ss := s.sessions[x.ID]; ss != nil {
+		x.SessionState = ss.state
+		if ss.state != api.SessionLogin {
+			x.Pending = n.Settings.Changed(&ss.group.Settings)
+		}
+	}
+	return x
 }
 
 // match finds records. The filter is checked before anything is looked at.
@@ -338,7 +372,7 @@ func (s *Service) AddNode(target, portal string) (api.Node, error) {
 		return api.Node{}, api.Wrap(err, api.ErrDatabase, "store record")
 	}
 	s.changed()
-	return nodeOf(n), nil
+	return s.nodeOf(n), nil
 }
 
 // DeleteNodes removes the records that match. One that is logged in is Busy, and then none is removed; no match is NotFound.
@@ -367,7 +401,11 @@ func (s *Service) DeleteNodes(f api.NodeFilter) (api.NodesReply, error) {
 		if err := s.nodes.Delete(n.ID()); err != nil && !errors.Is(err, records.ErrNotFound) {
 			return r, api.Errorf(api.ErrDatabase, "%w", err)
 		}
-		r.Nodes = append(r.Nodes, nodeOf(n))
+		shown := s.nodeOf(n)
+		if err := s.secrets.Delete(n.ID()); err != nil {
+			return r, api.Errorf(api.ErrDatabase, "%w", err)
+		}
+		r.Nodes = append(r.Nodes, shown)
 	}
 	return r, nil
 }
@@ -405,19 +443,23 @@ func (ss *session) show() api.Session {
 		}
 		out.Connections = append(out.Connections, api.Connection{
 			Reactor: c.Reactor, ISID: fmt.Sprintf("%x", c.ISID[:]), TSIH: c.TSIH, State: c.State, LocalAddress: c.LocalAddress, RDMADevice: c.RDMADevice,
-			Negotiated: neg,
+			Negotiated: neg, AuthMethod: c.AuthMethod, Portal: c.Portal, Aborts: c.Aborts, Resets: c.Resets, Drops: c.Drops,
 		})
 	}
 	for _, u := range g.Units {
 		x := api.Unit{
-			LUN: u.Number, Reason: u.Reason, Size: u.Blocks * uint64(u.LogicalBlockSize), Vendor: u.Vendor, Product: u.Product, Serial: u.Serial, WWID: u.WWID,
+			LUN: u.Number, Type: scsi.DeviceType(u.DeviceType).String(), Reason: u.Reason, Size: u.Blocks * uint64(u.LogicalBlockSize), Vendor: u.Vendor, Product: u.Product, Serial: u.Serial, WWID: u.WWID,
 		}
 		for _, d := range ss.devices {
-			if d.Unit.LUN == u.LUN {
+			switch {
+			case d.Unit.LUN != u.LUN:
+			case d.reason == "":
 				x.Device = d.path()
+			case u.Usable:
+				x.Reason = fmt.Sprintf("%s, of the unit that had this number, is still in use; when it is not, run: iserctl rescan", d.path())
 			}
 		}
-		if why := ss.reasons[u.LUN]; why != "" && x.Device == "" {
+		if why := ss.reasons[u.LUN]; why != "" {
 			x.Reason = why
 		}
 		out.Units = append(out.Units, x)
@@ -459,7 +501,7 @@ func (s *Service) devicesWith(stats map[int][]ipc.QueueStats, queues bool) api.D
 		for id, d := range ss.devices {
 			x := d.show(ss)
 			x.Stats = sum(stats[id])
-			x.Warnings = s.warningsLocked(d, stats[id])
+			x.Warnings = append(slices.Clone(d.notes), s.warningsLocked(d, stats[id])...)
 			if queues {
 				for i := range stats[id] {
 					x.QueueStats = append(x.QueueStats, sum(stats[id][i:i+1]))
@@ -469,6 +511,7 @@ func (s *Service) devicesWith(stats map[int][]ipc.QueueStats, queues bool) api.D
 		}
 	}
 	slices.SortFunc(r.Devices, func(a, b api.Device) int { return a.UblkID - b.UblkID })
+	r.Unserved = s.unservedLocked()
 	return r
 }
 
@@ -478,6 +521,8 @@ func sum(qs []ipc.QueueStats) api.DeviceStats {
 		t.Reads += q.Reads
 		t.Writes += q.Writes
 		t.Flushes += q.Flushes
+		t.Discards += q.Discards
+		t.Zeroes += q.Zeroes
 		t.ReadBytes += q.ReadBytes
 		t.WriteBytes += q.WriteBytes
 		t.Errors += q.Errors
@@ -499,11 +544,14 @@ func (d *device) show(ss *session) api.Device {
 	p, _ := api.ParsePortal(d.Portal)
 	u := &d.Unit
 	ways, buffers := tiers(d, ss)
+	discard := discardLimits(u)
 	return api.Device{
 		UblkID: d.UblkID, Path: d.path(), State: d.state, SessionID: ss.number, Target: d.Target, Address: p.Address, Port: p.Port,
 		Transport: string(ss.group.Transport), LUN: u.Number, Size: u.Blocks * uint64(u.LogicalBlockSize), LogicalBlockSize: u.LogicalBlockSize,
 		PhysicalBlockSize: max(u.PhysicalBlockSize, u.LogicalBlockSize), ReadOnly: u.ReadOnly, WriteCache: u.WriteCache, Vendor: u.Vendor, Product: u.Product,
 		Revision: u.Revision, Serial: u.Serial, WWID: u.WWID, Queues: d.Queues, QueueDepth: d.Depth, MaxIO: d.MaxIO, Tiers: ways, Buffers: buffers,
+		Reason: d.reason, MaxDiscard: uint64(discard.MaxSectors) * ublk.SectorSize, DiscardGranularity: discard.Granularity,
+		MaxZeroes: uint64(discard.MaxWriteZeroesSectors) * ublk.SectorSize,
 	}
 }
 
@@ -511,7 +559,7 @@ func (d *device) show(ss *session) api.Device {
 func (s *Service) Status(ctx context.Context) api.Status {
 	st := api.Status{
 		Version: s.opt.Version, PID: os.Getpid(), Since: s.since, State: "running", InitiatorName: s.name, Nodes: len(s.nodes.List()),
-		Problems: append([]string{}, s.nodes.Problems()...),
+		Problems: append(append([]string{}, s.nodes.Problems()...), s.portals.Problems()...),
 	}
 	st.DataPlane = s.plane.status()
 	if st.DataPlane.State == api.DataPlaneUp {
