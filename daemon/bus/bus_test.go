@@ -280,6 +280,22 @@ func TestLoginLogout(t *testing.T) {
 		t.Errorf("managed objects %v, %v", all, err)
 	}
 
+	// The target's units have changed.
+	f.Plane.SetUnits(iqn, false, daemontest.Disk(0, 64<<20), daemontest.Disk(1, 2<<30), ipc.Unit{LUN: 5 << 48, Number: 5, DeviceType: 1, Reason: "tape"})
+	var result map[string]dbus.Variant
+	if err := f.call(s, sessionInterface+".Rescan", opts{}).Store(&result); err != nil {
+		t.Fatal(err)
+	}
+	if grown, ok := result["grown"].Value().([]string); !ok || !slices.Equal(grown, []string{"/dev/ublkb1"}) {
+		t.Errorf("rescan %v", result)
+	}
+	if size := f.get(devicePath(1), deviceInterface, "Size"); size != uint64(2<<30) {
+		t.Errorf("size %v", size)
+	}
+	if u, ok := f.get(s, sessionInterface, "Units").([][]any); !ok || len(u) != 3 || fmt.Sprint(u[2]) != "[5  tape tape]" || u[1][1] != "/dev/ublkb1" {
+		t.Errorf("units %v", f.get(s, sessionInterface, "Units"))
+	}
+
 	// A failing session is an edge and a level.
 	f.Plane.SetGroup(iqn, ipc.GroupFailed, &ipc.Error{Code: "ConnectionFailed", Text: "gone"})
 	seen := f.until(s, "StateChanged")
@@ -688,7 +704,7 @@ func TestPolicy(t *testing.T) {
 	for _, a := range p.Actions {
 		got = append(got, a.ID)
 	}
-	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt}, got); d != "" {
+	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt, actionScsi, actionReserve}, got); d != "" {
 		t.Error(d)
 	}
 }

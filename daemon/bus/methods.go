@@ -56,6 +56,10 @@ type manager struct{ c *connection }
 func (m manager) DiscoverSendTargets(msg dbus.Message, address string, opts map[string]dbus.Variant) ([]map[string]dbus.Variant, *dbus.Error) {
 	o := options{m: opts}
 	r := api.DiscoverRequest{Portal: address, Transport: option[string](&o, "transport"), Save: option[bool](&o, "persist"), Timeout: api.Seconds(option[uint32](&o, "timeout"))}
+	var err error
+	if r.Set, err = assignments(option[map[string]dbus.Variant](&o, "settings")); err != nil {
+		return nil, dbusError(err)
+	}
 	if port := option[uint16](&o, "port"); port != 0 {
 		r.Portal = net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(int(port)))
 	}
@@ -63,7 +67,7 @@ func (m manager) DiscoverSendTargets(msg dbus.Message, address string, opts map[
 		return nil, dbusError(err)
 	}
 	var reply api.TargetsReply
-	err := m.c.change(msg, actionDiscover, func(ctx context.Context) (err error) {
+	err = m.c.change(msg, actionDiscover, func(ctx context.Context) (err error) {
 		reply, err = m.c.s.Discover(ctx, r)
 		return err
 	})
@@ -214,6 +218,29 @@ type session struct {
 // Logout ends the session.
 func (s session) Logout(msg dbus.Message, opts map[string]dbus.Variant) *dbus.Error {
 	return s.c.logout(msg, strconv.Itoa(s.number), opts)
+}
+
+// Rescan asks the target for its logical units again.
+func (s session) Rescan(msg dbus.Message, opts map[string]dbus.Variant) (map[string]dbus.Variant, *dbus.Error) {
+	o := options{m: opts}
+	if err := o.done(); err != nil {
+		return nil, dbusError(err)
+	}
+	var reply api.RescanReply
+	err := s.c.change(msg, actionLogin, func(ctx context.Context) (err error) {
+		reply, err = s.c.s.Rescan(ctx, api.RescanRequest{Session: strconv.Itoa(s.number)})
+		return err
+	})
+	out := make(map[string]dbus.Variant)
+	for _, x := range reply.Sessions {
+		out["added"], out["removed"], out["grown"] = dbus.MakeVariant(x.Added), dbus.MakeVariant(x.Removed), dbus.MakeVariant(x.Grown)
+		problems := make([]string, 0, len(x.Problems))
+		for _, p := range x.Problems {
+			problems = append(problems, valid(p))
+		}
+		out["problems"] = dbus.MakeVariant(problems)
+	}
+	return out, dbusError(err)
 }
 
 // device is org.iserd.Iser1.Device.

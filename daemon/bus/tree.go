@@ -68,7 +68,7 @@ func snapshot(s *daemon.Service) tree {
 		t[devicePath(d.UblkID)] = interfaces{deviceInterface: {
 			"Session": v(sessionPath(d.SessionID)), "Lun": v(uint64(d.LUN)), "Path": v(d.Path), "UblkId": v(uint32(d.UblkID)), "Size": v(d.Size),
 			"LogicalBlockSize": v(d.LogicalBlockSize), "PhysicalBlockSize": v(d.PhysicalBlockSize), "ReadOnly": v(d.ReadOnly), "Vendor": v(valid(d.Vendor)),
-			"Product": v(valid(d.Product)), "Revision": v(valid(d.Revision)), "Serial": v(valid(d.Serial)), "Wwid": v(valid(d.WWID)), "State": v(d.State),
+			"Product": v(valid(d.Product)), "Revision": v(valid(d.Revision)), "Serial": v(valid(d.Serial)), "Wwid": v(valid(d.WWID)), "State": v(d.State), "Reason": v(valid(d.Reason)),
 			"Queues": v(uint16(d.Queues)), "QueueDepth": v(uint16(d.QueueDepth)), "Tiers": v(tierNames(d)),
 		}}
 	}
@@ -102,16 +102,32 @@ func snapshot(s *daemon.Service) tree {
 		t[sessionPath(x.ID)] = interfaces{sessionInterface: {
 			"Id": v(uint32(x.ID)), "Node": v(node), "Target": v(x.Target), "Address": v(x.Address), "Port": v(x.Port), "Tpgt": v(uint16(x.TPGT)),
 			"State": v(x.State), "Transport": v(x.Transport), "TransportReason": v(valid(x.TransportReason)), "Isid": v(isid),
-			"Connections": v(uint32(len(x.Connections))), "Since": v(uint64(max(0, x.Since.UnixMicro()))), "LastError": v(last), "Devices": v(paths(bySession[x.ID])),
+			"Connections": v(uint32(len(x.Connections))), "Since": v(uint64(max(0, x.Since.UnixMicro()))), "LastError": v(last), "Devices": v(paths(bySession[x.ID])), "Units": v(units(x)),
 		}}
 	}
 	for _, n := range nodes {
 		t[nodePath(n.ID)] = interfaces{nodeInterface: {
 			"Target": v(n.Target), "Address": v(n.Address), "Port": v(n.Port), "Tpgt": v(int32(n.TPGT)), "Interface": v(n.Interface),
 			"Transport": v(n.Transport), "SeenOver": v(n.SeenOver), "Startup": v(n.Startup), "Missing": v(n.Missing), "Sessions": v(paths(byNode[n.ID])),
+			"Settings": v(variants(&n.Settings)), "Secrets": v(n.Secrets), "MovedTo": v(n.MovedTo), "Pending": v(append([]string{}, n.Pending...)),
 		}}
 	}
 	return t
+}
+
+// unit is the type (qsss) of Units.
+type unit struct {
+	LUN                  uint16
+	Device, Type, Reason string
+}
+
+// units lists the logical units of a session.
+func units(x api.Session) []unit {
+	out := make([]unit, 0, len(x.Units))
+	for _, u := range x.Units {
+		out = append(out, unit{u.LUN, u.Device, u.Type, valid(u.Reason)})
+	}
+	return out
 }
 
 // tierNames lists the ways that a device's requests can go.
