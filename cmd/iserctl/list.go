@@ -81,7 +81,7 @@ func seen(n *api.Node) string {
 func (a *app) nodeShowCommand() *cobra.Command {
 	f := api.NodeFilter{}
 	c := &cobra.Command{
-		Use: "show TARGET", Short: "Show the stored records of a target", Args: exactly(1, "the name of a target"),
+		Use: "show TARGET", Short: "Show the stored records of a target, with every setting", Args: exactly(1, "the name of a target"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := filterArgs(&f, args); err != nil {
 				return err
@@ -106,12 +106,18 @@ func (a *app) nodeShowCommand() *cobra.Command {
 				t.row("portal", n.Portal().String())
 				t.row("portal group", tag(n.TPGT))
 				t.row("interface", n.Interface)
-				t.row("transport", n.Transport)
 				t.row("startup", n.Startup)
 				t.row("seen over", seen(n))
 				t.row("found at", dash(n.Source))
 				t.row("found", when(n.Discovered))
 				t.row("session", dash(n.SessionState))
+				if n.MovedTo != "" {
+					t.row("moved to", n.MovedTo)
+				}
+				settingRows(t, &n.Settings, n.Secrets, false)
+				if len(n.Pending) > 0 {
+					t.row("after the next login", strings.Join(n.Pending, ", "))
+				}
 				if err := t.flush(); err != nil {
 					return err
 				}
@@ -187,9 +193,15 @@ func (a *app) deviceListCommand() *cobra.Command {
 			}
 			if len(r.Devices) == 0 {
 				a.warn("no devices")
-				return nil
+			} else if err := a.deviceTable(r.Devices); err != nil {
+				return err
 			}
-			return a.deviceTable(r.Devices)
+			for i := range r.Devices {
+				if d := &r.Devices[i]; d.Reason != "" {
+					a.warn("%s is dead: %s", d.Path, d.Reason)
+				}
+			}
+			return a.unservedTable(r.Unserved)
 		},
 	}
 }
@@ -247,6 +259,9 @@ func (a *app) deviceShowCommand() *cobra.Command {
 			t := newTable(a.out)
 			t.row("device", d.Path)
 			t.row("state", d.State)
+			if d.Reason != "" {
+				t.row("reason", d.Reason)
+			}
 			t.row("target", d.Target)
 			t.row("portal", api.Portal{Address: d.Address, Port: d.Port}.String())
 			t.row("transport", d.Transport)
@@ -258,6 +273,8 @@ func (a *app) deviceShowCommand() *cobra.Command {
 			t.row("identity", dash(d.WWID))
 			t.row("read-only", yesNo(d.ReadOnly))
 			t.row("write cache", yesNo(d.WriteCache))
+			t.row("discard", upTo(d.MaxDiscard, fmt.Sprintf(", in pieces of %s", size(uint64(d.DiscardGranularity)))))
+			t.row("write zeroes", upTo(d.MaxZeroes, ""))
 			t.row("queues", fmt.Sprintf("%d of %d requests, of at most %s", d.Queues, d.QueueDepth, size(uint64(d.MaxIO))))
 			t.row("shared memory", fmt.Sprintf("%d buffers registered", d.Buffers))
 			for _, x := range d.Tiers {
@@ -270,6 +287,14 @@ func (a *app) deviceShowCommand() *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// upTo tells whether the unit carries out ranges, and how long ones.
+func upTo(most uint64, more string) string {
+	if most == 0 {
+		return "no"
+	}
+	return "yes, up to " + size(most) + " in a request" + more
 }
 
 func yesNo(b bool) string {

@@ -3,7 +3,8 @@
 //
 // Exit codes are those of iscsiadm(8) where the meaning is the same: 0 done, 2 no such session, 4 connection failed, 5 login failed, 7 invalid
 // argument, 8 time-out, 12 transport missing, 13 no permission, 15 logged in already, 19 login refused for good, 20 iserd does
-// not run, 21 not found, 24 authentication failed, 27 not supported, 28 in use. An empty list is no error.
+// not run, 21 not found, 24 authentication failed, 27 not supported, 28 in use. Two are our own: 33 the logical unit refused a command, 34 reservation
+// conflict. An empty list is no error.
 package main
 
 import (
@@ -118,7 +119,7 @@ func (a *app) command() *cobra.Command {
 	}
 	pf.StringVar(&a.socket, "socket", socket, "socket of the daemon (environment: ISERD_SOCKET)")
 	pf.BoolVar(&a.json, "json", false, "print JSON instead of tables")
-	pf.DurationVar(&a.timeout, "timeout", 0, "time for a discovery or a login (default: the daemon's)")
+	pf.DurationVar(&a.timeout, "timeout", 0, "time for a discovery, a login or a SCSI command (default: the daemon's)")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		if a.timeout < 0 || a.timeout >= requestLimit {
 			return api.Errorf(api.ErrInvalidArgs, "--timeout: expected more than 0 and less than %v", requestLimit)
@@ -137,12 +138,18 @@ func (a *app) command() *cobra.Command {
 		return c
 	}
 	root.AddCommand(
-		a.discoverCommand(), a.loginCommand(), a.logoutCommand(), a.statusCommand(),
-		group("node", "Stored records: a target at a portal", a.nodeListCommand(), a.nodeShowCommand(), a.nodeAddCommand(), a.nodeDeleteCommand()),
-		group("session", "Sessions with targets", a.sessionListCommand()),
+		a.discoverCommand(), a.loginCommand(), a.logoutCommand(), a.rescanCommand(), a.statusCommand(),
+		group("node", "Stored records: a target at a portal", a.nodeListCommand(), a.nodeShowCommand(), a.nodeAddCommand(), a.nodeDeleteCommand(),
+			a.nodeSetCommand(), a.nodeUnsetCommand(), a.nodeSecretCommand()),
+		group("discovery", "How portals are asked for their targets", a.discoveryShowCommand(), a.discoverySetCommand(), a.discoveryUnsetCommand(),
+			a.discoverySecretCommand(), a.discoveryDeleteCommand()),
+		group("session", "Sessions with targets", a.sessionListCommand(), a.sessionShowCommand()),
 		group("device", "Block devices", a.deviceListCommand(), a.deviceShowCommand(), a.deviceStatsCommand()),
 		group("buffer", "Memory that programs share with the daemon: O_DIRECT I/O from it needs no copy", a.bufferListCommand(), a.bufferAddCommand(),
 			a.bufferRemoveCommand(), a.bufferAdoptCommand(), a.bufferArenaCommand()),
+		group("scsi", "SCSI commands to logical units, and persistent reservations", a.scsiInquiryCommand(), a.scsiCapacityCommand(), a.scsiModesCommand(),
+			a.scsiLunsCommand(), a.scsiSenseCommand(), a.scsiRawCommand(),
+			group("reserve", "Persistent reservations", a.reserveCommands()...)),
 	)
 	return root
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -49,6 +50,9 @@ func TestScripts(t *testing.T) {
 
 type labKey struct{}
 
+// firmware is a boot table in files, for a test whose working directory is another.
+var firmware, _ = filepath.Abs("../../discovery/ibft/testdata")
+
 const example = "iqn.2003-01.org.example:"
 
 func setup(env *testscript.Env) error {
@@ -67,7 +71,7 @@ func setup(env *testscript.Env) error {
 		}
 	}
 	tape := daemontest.Disk(2, 0)
-	tape.Usable, tape.Reason = false, "device type 1 is no disk"
+	tape.Usable, tape.DeviceType, tape.Reason = false, 1, "tape: only disks can be served as block devices"
 	ro := daemontest.Disk(1, 3<<30/2)
 	ro.ReadOnly, ro.LogicalBlockSize, ro.Blocks = true, 4096, 3<<30/2/4096
 	l.Plane.AddTarget(example+"t1", &daemontest.Target{ISER: true, TPGT: 1, Units: []ipc.Unit{daemontest.Disk(0, 64<<20), ro, tape}})
@@ -157,6 +161,16 @@ func labCommand(ts *testscript.TestScript, neg bool, args []string) {
 		id, err := strconv.Atoi(args[1])
 		ts.Check(err)
 		s.lab.Blocks.Hold(id, args[2:]...)
+	case "units": // TARGET NUMBER=MIB...: what the target offers now, without a word to anybody
+		var units []ipc.Unit
+		for _, a := range args[2:] {
+			var n uint16
+			var mib uint64
+			_, err := fmt.Sscanf(a, "%d=%d", &n, &mib)
+			ts.Check(err)
+			units = append(units, daemontest.Disk(n, mib<<20))
+		}
+		s.lab.Plane.SetUnits(args[1], false, units...)
 	case "fail":
 		s.lab.Blocks.Fail(args[1], errors.New(args[2]))
 	case "memory": // FILE SIZE: a file of zeroes
@@ -164,6 +178,12 @@ func labCommand(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 		ts.Check(os.WriteFile(args[1], nil, 0o600))
 		ts.Check(os.Truncate(args[1], n))
+	case "answer": // CDB DATA: hexadecimal digits
+		data, err := api.ParseHex(args[2])
+		ts.Check(err)
+		s.lab.Plane.Answer(args[1], ipc.ScsiReply{Data: data})
+	case "conflict": // CDB
+		s.lab.Plane.Answer(args[1], ipc.ScsiReply{Status: 0x18})
 	case "old-kernel":
 		s.lab.Blocks.Old()
 		s.restart(ts)
@@ -182,6 +202,15 @@ func labCommand(ts *testscript.TestScript, neg bool, args []string) {
 		s.restart(ts)
 	case "stop":
 		s.d.Kill()
+	case "asked": // TARGET SECRET MUTUAL: log in, and compare what the data plane was given
+		_, err := s.d.Login(context.Background(), api.LoginRequest{Target: args[1], Portal: "10.0.0.1"})
+		ts.Check(err)
+		asked := s.lab.Plane.Asked()
+		if last := asked[len(asked)-1]; string(last.Secret.Reveal()) != args[2] || string(last.TargetSecret.Reveal()) != args[3] {
+			ts.Fatalf("other secrets than %q and %q", args[2], args[3])
+		}
+	case "firmware":
+		ts.Check(os.CopyFS(filepath.Join(s.lab.Dir, "ibft"), os.DirFS(firmware)))
 	case "clean":
 		ts.Check(s.lab.Clean())
 	default:

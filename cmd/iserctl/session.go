@@ -28,13 +28,31 @@ type loginErrorReply struct {
 
 func (a *app) discoverCommand() *cobra.Command {
 	r := api.DiscoverRequest{}
-	login := false
+	login, firmware := false, false
+	var set []string
 	c := &cobra.Command{
-		Use: "discover ADDR[:PORT]", Short: "Ask a portal for its targets",
+		Use: "discover ADDR[:PORT]", Short: "Ask a portal for its targets, or the firmware for those it booted from",
 		Long: "Ask a portal for its targets with SendTargets. With --transport auto the question goes over RDMA and over TCP, since\n" +
-			"many targets list only the portals of the transport that was used.",
-		Args: exactly(1, "the address of a portal"),
+			"many targets list only the portals of the transport that was used. How a portal is asked can be stored: iserctl discovery.\n\n" +
+			"--firmware lists the interfaces and targets of the iSCSI Boot Firmware Table (iBFT). A target whose portal says nothing is\n" +
+			"stored by hand: iserctl node add. iSNS is not supported: see docs/login.md.",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if firmware {
+				return exactly(0, "")(cmd, args)
+			}
+			return exactly(1, "the address of a portal")(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if firmware {
+				if login || len(set) > 0 {
+					return api.Errorf(api.ErrInvalidArgs, "--firmware goes with --save only; log in with: iserctl login TARGET")
+				}
+				return a.showFirmware(cmd.Context(), r.Save)
+			}
+			var err error
+			if r.Set, err = assignments(set); err != nil {
+				return err
+			}
 			p, err := api.ParsePortal(args[0])
 			if err != nil {
 				return err
@@ -56,6 +74,8 @@ func (a *app) discoverCommand() *cobra.Command {
 	c.Flags().StringVar(&r.Transport, "transport", api.TransportAuto, "auto, iser or tcp")
 	c.Flags().BoolVar(&r.Save, "save", false, "store what is found; settings that exist are kept")
 	c.Flags().BoolVar(&login, "login", false, "log in to every target found")
+	c.Flags().BoolVar(&firmware, "firmware", false, "list what the firmware has booted from (iBFT) instead")
+	c.Flags().StringArrayVar(&set, "set", nil, "NAME=VALUE: a setting for this time (see iserctl discovery set --help)")
 	return c
 }
 
