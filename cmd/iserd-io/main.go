@@ -21,7 +21,8 @@ import (
 
 func main() {
 	var runDir, level string
-	var reactors, pool int
+	var config dataplane.Config
+	var pool int
 	cmd := &cobra.Command{
 		Use:           "iserd-io",
 		Short:         "Data plane of iserd: sessions and block devices",
@@ -31,20 +32,21 @@ func main() {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(*cobra.Command, []string) error {
-			return run(runDir, level, reactors, pool)
+			return run(runDir, level, pool, config)
 		},
 	}
 	cmd.Flags().StringVar(&runDir, "run-dir", "/run/iserd", "directory of the control socket")
 	cmd.Flags().StringVar(&level, "log-level", "info", "what to log: error, warn, info or debug")
-	cmd.Flags().IntVar(&reactors, "reactors", 0, "data-path threads; 0 means one per CPU")
+	cmd.Flags().IntVar(&config.Reactors, "reactors", 0, "data-path threads; 0 means one per CPU")
 	cmd.Flags().IntVar(&pool, "pool", dataplane.DefaultPoolSize>>20, "I/O buffers that each reactor may come to hold, MiB")
+	cmd.Flags().DurationVar(&config.ACKTimeout, "ack-timeout", 0, "when an RDMA adapter sends again what is not acknowledged; 0 leaves it to the kind of adapter")
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "iserd-io: "+err.Error())
 		os.Exit(1)
 	}
 }
 
-func run(runDir, level string, reactors, pool int) error {
+func run(runDir, level string, pool int, config dataplane.Config) error {
 	log := logrus.New()
 	parsed, err := logrus.ParseLevel(level)
 	if err != nil {
@@ -61,13 +63,9 @@ func run(runDir, level string, reactors, pool int) error {
 	signal.Ignore(unix.SIGPIPE, unix.SIGHUP)
 	var once sync.Once
 	exit := make(chan struct{})
-	plane, err := dataplane.New(dataplane.Config{
-		Reactors: reactors,
-		PoolSize: pool << 20,
-		Build:    version.String(),
-		Log:      log.WithField("plane", "io"),
-		Exit:     func() { once.Do(func() { close(exit) }) },
-	})
+	config.PoolSize, config.Build, config.Log = pool<<20, version.String(), log.WithField("plane", "io")
+	config.Exit = func() { once.Do(func() { close(exit) }) }
+	plane, err := dataplane.New(config)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,8 @@ func launcher(c config.Config, runDir string) daemon.Launcher {
 			return nil, err
 		}
 		cmd := exec.Command(path, "--run-dir", runDir, "--log-level", c.LogLevel,
-			"--reactors", strconv.Itoa(c.Reactors), "--pool", strconv.Itoa(c.BufferPool))
+			"--reactors", strconv.Itoa(c.Reactors), "--pool", strconv.Itoa(c.BufferPool),
+			"--ack-timeout", c.ACKTimeout.String())
 		cmd.Dir = "/"
 		cmd.Stderr = os.Stderr
 		cmd.Stdout = os.Stderr

@@ -241,15 +241,14 @@ func tellStatus(ctx context.Context, s *daemon.Service) {
 	}
 }
 
-// holders names who uses a block device. One that does not exist is used by nobody.
-func holders(id int) ([]string, error) {
-	list, err := ublk.Holders(id)
-	if errors.Is(err, ublk.ErrNotFound) {
-		return nil, nil
-	}
-	var out []string
-	for _, h := range list {
-		out = append(out, h.String())
+// holders names who uses block devices. One that does not exist is used by nobody.
+func holders(ids []int) (map[int][]string, error) {
+	all, err := ublk.HoldersOf(ids)
+	out := make(map[int][]string, len(all))
+	for id, list := range all {
+		for _, h := range list {
+			out[id] = append(out[id], h.String())
+		}
 	}
 	return out, err
 }

@@ -45,6 +45,7 @@ func fakeDataPlane() {
 	flag.String("log-level", "", "")
 	flag.Int("reactors", 0, "")
 	flag.Int("pool", 0, "")
+	flag.Duration("ack-timeout", 0, "")
 	flag.Parse()
 	if os.Getenv("BROKEN_DATA_PLANE") != "" {
 		fmt.Fprintln(os.Stderr, "cannot start")
