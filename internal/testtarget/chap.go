@@ -5,11 +5,14 @@ import (
 	"crypto/rand"
 	"crypto/sha1"
 	"crypto/sha256"
+	"crypto/sha3"
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -17,10 +20,19 @@ import (
 type CHAP struct {
 	User, Secret             string // of the initiator
 	TargetUser, TargetSecret string // of the target, for the mutual direction; "" refuses to be asked
+
+	// Algorithms are the values of CHAP_A that the target takes (5 MD5, 6 SHA-1, 7 SHA-256, 8 SHA3-256); nil means all. The initiator's
+	// order decides.
+	Algorithms []int
+
+	// OpenDiscovery asks for no authentication in discovery sessions.
+	OpenDiscovery bool
 }
 
 // chapHashes are the algorithms by CHAP_A.
-var chapHashes = map[string]func() hash.Hash{"5": md5.New, "6": sha1.New, "7": sha256.New}
+var chapHashes = map[string]func() hash.Hash{
+	"5": md5.New, "6": sha1.New, "7": sha256.New, "8": func() hash.Hash { return sha3.New256() },
+}
 
 type chapState struct {
 	step      int // 0: AuthMethod expected, 1: CHAP_A expected, 2: CHAP_N and CHAP_R expected
@@ -43,7 +55,7 @@ func (c *Conn) security(pairs []pair) (reply []pair, status int) {
 	s, chap := &c.login.chap, c.target.config.CHAP
 	if methods, ok := keys["AuthMethod"]; ok {
 		want := "None"
-		if chap != nil {
+		if !c.login.secure {
 			want = "CHAP"
 		}
 		for _, m := range strings.Split(methods, ",") {
@@ -60,7 +72,7 @@ func (c *Conn) security(pairs []pair) (reply []pair, status int) {
 	switch s.step {
 	case 1:
 		for _, a := range strings.Split(keys["CHAP_A"], ",") {
-			if h, ok := chapHashes[a]; ok {
+			if h, ok := chapHashes[a]; ok && chap.takes(a) {
 				s.hash, s.step = h, 2
 				b := make([]byte, 1+h().Size())
 				if _, err := rand.Read(b); err != nil {
@@ -91,6 +103,11 @@ func (c *Conn) security(pairs []pair) (reply []pair, status int) {
 		return reply, 0
 	}
 	return nil, statusAuthFailed
+}
+
+func (c *CHAP) takes(algorithm string) bool {
+	n, err := strconv.Atoi(algorithm)
+	return err == nil && (c.Algorithms == nil || slices.Contains(c.Algorithms, n))
 }
 
 func chapResponse(h func() hash.Hash, id byte, secret string, challenge []byte) []byte {

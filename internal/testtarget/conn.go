@@ -1,10 +1,11 @@
 package testtarget
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // Conn is one connection of an initiator, in login or in the full feature phase.
@@ -12,7 +13,7 @@ type Conn struct {
 	Number int // from 1, in the order they came
 
 	target *Target
-	nc     net.Conn
+	link   link
 	params params
 	login  loginState
 
@@ -21,31 +22,80 @@ type Conn struct {
 	tsih      uint16
 	discovery bool
 
-	tasks map[uint32]*transfer // writes whose data is still coming, by Initiator Task Tag
-	ttt   uint32
-	text  []byte // rest of a long Text Response
+	// work is held while a PDU is handled, and by others that send: a number is given out and used under it. It comes before mu.
+	work   sync.Mutex
+	inHook atomic.Int32 // a Sending hook runs, so work is held on its behalf
+	ttt    uint32
+	text   []byte // rest of a long Text Response
 
-	mu       sync.Mutex // guards what follows, and the order of writes
-	full     bool       // in the full feature phase
+	mu       sync.Mutex       // guards what follows, and writing
+	tasks    map[uint32]*task // writes whose data is still coming, by Initiator Task Tag
+	parked   map[uint32]*task // commands that wait for a test to let them go on, by Initiator Task Tag
+	full     bool             // in the full feature phase
 	statSN   uint32
 	expCmdSN uint32
 	maxCmdSN uint32
+	frozen   bool   // the window does not move
+	owed     uint32 // places that frozen has kept back
 }
 
-func newConn(t *Target, nc net.Conn, number int) *Conn {
-	return &Conn{Number: number, target: t, nc: nc, params: defaultParams(), tasks: make(map[uint32]*transfer)}
+// link moves the PDUs and the data of one connection: the target's half of the Datamover interface (RFC 5047 section 8).
+type link interface {
+	// receive waits for a PDU.
+	receive(d digests) (*PDU, error)
+
+	// encode returns the bytes of a PDU as they go over the wire, and write sends such bytes; both together are Send_Control. The caller of
+	// write sees to it that there is one at a time.
+	encode(p *PDU, d digests) []byte
+	write(b []byte) error
+
+	// get has what is missing of a write's data come (Get_Data). done says that it is there; otherwise it arrives in Data-Out PDUs.
+	get(c *Conn, t *task) (done bool, err error)
+
+	// put moves data to the initiator (Put_Data). It takes the status along if it can, which sent tells.
+	put(c *Conn, t *task, data []byte, s *outcome) (sent bool, err error)
+
+	local() net.Addr
+	close()
+}
+
+// errUnsupported is what a connection over RDMA says to things that only a socket has.
+var errUnsupported = errors.New("this connection is no socket")
+
+func newConn(t *Target, l link, number int) *Conn {
+	p := defaultParams()
+	if t.config.ISER {
+		p.recvMax = iserDataMax
+	}
+	return &Conn{Number: number, target: t, link: l, params: p, tasks: make(map[uint32]*task), parked: make(map[uint32]*task)}
 }
 
 // Close ends the connection at once.
-func (c *Conn) Close() {
-	c.nc.Close()
+func (c *Conn) Close() { c.link.close() }
+
+// CloseWrite ends the connection in order, after what was written; the target goes on reading. TCP only.
+func (c *Conn) CloseWrite() error {
+	if l, ok := c.link.(*tcpLink); ok {
+		return l.c.CloseWrite()
+	}
+	return errUnsupported
 }
 
-// CloseWrite ends the connection in order, after what was written; the target goes on reading.
-func (c *Conn) CloseWrite() { c.nc.(*net.TCPConn).CloseWrite() }
+// Reset ends a TCP connection with a reset, so that the initiator may lose what was written before.
+func (c *Conn) Reset() {
+	if l, ok := c.link.(*tcpLink); ok {
+		l.c.SetLinger(0)
+	}
+	c.Close()
+}
 
-// SetReadBuffer sets the size of the socket's receive buffer, bytes.
-func (c *Conn) SetReadBuffer(n int) { c.nc.(*net.TCPConn).SetReadBuffer(n) }
+// SetReadBuffer sets the size of the socket's receive buffer, bytes. TCP only.
+func (c *Conn) SetReadBuffer(n int) error {
+	if l, ok := c.link.(*tcpLink); ok {
+		return l.c.SetReadBuffer(n)
+	}
+	return errUnsupported
+}
 
 // FullFeature reports whether the connection has left login.
 func (c *Conn) FullFeature() bool {
@@ -56,6 +106,9 @@ func (c *Conn) FullFeature() bool {
 
 // Discovery reports whether the session is a discovery session. It is for hooks.
 func (c *Conn) Discovery() bool { return c.discovery }
+
+// Initiator is the name that the initiator gave. It is for hooks.
+func (c *Conn) Initiator() string { return c.initiator }
 
 // Write sends a PDU as it is, past the hooks. StatSN, ExpCmdSN and MaxCmdSN are the caller's ([Conn.Numbers] fills in what is right).
 func (c *Conn) Write(p *PDU) error {
@@ -68,17 +121,16 @@ func (c *Conn) Encode(p *PDU) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.full {
-		return p.encode(digests{})
+		return c.link.encode(p, digests{})
 	}
-	return p.encode(c.params.digests)
+	return c.link.encode(p, c.params.digests)
 }
 
-// WriteBytes sends raw bytes.
+// WriteBytes sends raw bytes; over RDMA they are one message.
 func (c *Conn) WriteBytes(b []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := c.nc.Write(b)
-	return err
+	return c.link.write(b)
 }
 
 // Numbers fills in StatSN, ExpCmdSN and MaxCmdSN. With status the PDU takes the next StatSN; without it carries what the next one will be.
@@ -93,41 +145,59 @@ func (c *Conn) Numbers(p *PDU, status bool) {
 	c.mu.Unlock()
 }
 
+// lock takes work, unless it is held for the hook that runs. Use it as defer c.lock()().
+func (c *Conn) lock() (unlock func()) {
+	if c.inHook.Load() > 0 {
+		return func() {}
+	}
+	c.work.Lock()
+	return c.work.Unlock
+}
+
 func (c *Conn) nextStatSN() uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.statSN
 }
 
-// Ping sends a NOP-In that asks for an answer with ttt and data (section 11.19).
-func (c *Conn) Ping(ttt uint32, data []byte) error {
-	p := &PDU{Data: data}
-	p.BHS[0], p.BHS[offFlags] = opNOPIn, final
-	p.SetU32(offITT, noTag)
-	p.SetU32(offTTT, ttt)
-	c.Numbers(p, false)
-	return c.Write(p)
+// CloseWindow stops MaxCmdSN: the initiator may send what it has places for, and nothing afterwards.
+func (c *Conn) CloseWindow() {
+	c.mu.Lock()
+	c.frozen = true
+	c.mu.Unlock()
 }
 
-// Async sends an Asynchronous Message (section 11.9).
-func (c *Conn) Async(event byte, p1, p2, p3 uint16) error {
-	p := &PDU{}
-	p.BHS[0], p.BHS[offFlags] = 0x32, final
-	p.SetU32(offITT, noTag)
-	p.BHS[36] = event
-	binary.BigEndian.PutUint16(p.BHS[38:], p1)
-	binary.BigEndian.PutUint16(p.BHS[40:], p2)
-	binary.BigEndian.PutUint16(p.BHS[42:], p3)
-	c.Numbers(p, true)
-	return c.Write(p)
+// OpenWindow undoes CloseWindow and tells the initiator by a NOP-In that asks for no answer.
+func (c *Conn) OpenWindow() error {
+	c.mu.Lock()
+	c.frozen = false
+	c.maxCmdSN += c.owed
+	c.owed = 0
+	c.mu.Unlock()
+	return c.Ping(noTag, nil)
 }
 
-// send passes a PDU to the hook and writes it.
+// advance gives a place of the command window back.
+func (c *Conn) advance() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.advanceLocked()
+}
+
+func (c *Conn) advanceLocked() {
+	if c.frozen {
+		c.owed++
+	} else {
+		c.maxCmdSN++
+	}
+}
+
+// send passes a PDU to the hooks and writes it.
 func (c *Conn) send(p *PDU) error {
-	c.target.mu.Lock()
-	hook := c.target.hooks.Sending
-	c.target.mu.Unlock()
-	if hook != nil && !hook(c, p) {
+	c.inHook.Add(1)
+	pass := c.target.pass(c, p, true)
+	c.inHook.Add(-1)
+	if !pass {
 		return nil
 	}
 	return c.Write(p)
@@ -144,34 +214,32 @@ func (c *Conn) violation(format string, args ...any) {
 func (c *Conn) run() {
 	defer c.target.routines.Done()
 	defer c.target.gone(c)
-	defer c.nc.Close()
+	defer c.link.close()
 	for {
 		full := c.FullFeature()
 		var d digests
 		if full {
 			d = c.params.digests
 		}
-		p, err := readPDU(c.nc, d)
+		p, err := c.link.receive(d)
 		if err != nil {
 			return
 		}
 		c.target.record(c, false, p)
-		c.target.mu.Lock()
-		hook := c.target.hooks.Received
-		c.target.mu.Unlock()
-		if hook != nil && !hook(c, p) {
+		if !c.target.pass(c, p, false) {
 			continue
 		}
 		if len(p.Data) > c.params.recvMax {
 			c.violation("data segment of %d bytes, MaxRecvDataSegmentLength is %d: %v", len(p.Data), c.params.recvMax, p)
 		}
-		if !full {
-			if err := c.handleLogin(p); err != nil {
-				return
-			}
-			continue
+		c.work.Lock()
+		if full {
+			err = c.handle(p)
+		} else {
+			err = c.handleLogin(p)
 		}
-		if err := c.handle(p); err != nil {
+		c.work.Unlock()
+		if err != nil {
 			return
 		}
 	}
@@ -179,36 +247,31 @@ func (c *Conn) run() {
 
 // handle answers one PDU of the full feature phase. An error ends the connection.
 func (c *Conn) handle(p *PDU) error {
-	if p.Opcode() != opDataOut {
+	if p.Opcode() != OpDataOut {
 		if !c.number(p) {
 			return nil // outside the window: ignored without an answer (section 4.2.2.1)
 		}
 	}
 	if c.discovery {
 		switch p.Opcode() {
-		case opText, opLogout, opNOPOut:
+		case OpText, OpLogout, OpNOPOut:
 		default:
 			return c.reject(p, 0x0b) // only text and logout in a discovery session (section 4.3)
 		}
 	}
 	switch p.Opcode() {
-	case opSCSICommand:
+	case OpSCSICommand:
 		return c.command(p)
-	case opDataOut:
+	case OpDataOut:
 		return c.dataOut(p)
-	case opNOPOut:
+	case OpNOPOut:
 		return c.nopOut(p)
-	case opText:
+	case OpText:
 		return c.textRequest(p)
-	case opTaskMgmt:
+	case OpTaskMgmt:
 		return c.taskManagement(p)
-	case opLogout:
-		r := &PDU{}
-		r.BHS[0], r.BHS[offFlags] = opLogoutResp, final
-		r.SetU32(offITT, p.ITT())
-		c.Numbers(r, true)
-		c.send(r)
-		return fmt.Errorf("logged out")
+	case OpLogout:
+		return c.logout(p)
 	}
 	c.violation("opcode %#02x", p.BHS[0])
 	return c.reject(p, 0x05)
@@ -239,125 +302,9 @@ func (c *Conn) number(p *PDU) (ok bool) {
 	}
 	c.mu.Lock()
 	c.expCmdSN++
-	if p.Opcode() != opSCSICommand { // a command gives its place back with the response
-		c.maxCmdSN++
-	}
 	c.mu.Unlock()
+	if p.Opcode() != OpSCSICommand { // a command gives its place back with the response
+		c.advance()
+	}
 	return true
-}
-
-func (c *Conn) reject(p *PDU, reason byte) error {
-	r := &PDU{Data: append([]byte(nil), p.BHS[:]...)}
-	r.BHS[0], r.BHS[offFlags], r.BHS[2] = opReject, final, reason
-	r.SetU32(offITT, noTag)
-	c.Numbers(r, true)
-	return c.send(r)
-}
-
-func (c *Conn) nopOut(p *PDU) error {
-	if p.ITT() == noTag {
-		if !p.Immediate() {
-			c.violation("NOP-Out without tag is not immediate: %v", p)
-		}
-		return nil // answers a ping; the test finds it in the events
-	}
-	r := &PDU{Data: p.Data}
-	r.BHS[0], r.BHS[offFlags] = opNOPIn, final
-	r.SetU32(offITT, p.ITT())
-	r.SetU32(offTTT, noTag)
-	copy(r.BHS[offLUN:], p.BHS[offLUN:offLUN+8])
-	c.Numbers(r, true)
-	return c.send(r)
-}
-
-// taskManagement forgets what a function ends and says that it is complete.
-func (c *Conn) taskManagement(p *PDU) error {
-	switch p.BHS[1] & 0x7f {
-	case 1: // ABORT TASK
-		delete(c.tasks, p.U32(offTTT)) // Referenced Task Tag
-	default:
-		clear(c.tasks)
-	}
-	r := &PDU{}
-	r.BHS[0], r.BHS[offFlags] = opTaskMgmtResp, final
-	r.SetU32(offITT, p.ITT())
-	c.Numbers(r, true)
-	return c.send(r)
-}
-
-// textRequest answers SendTargets, in pieces where the answer is longer than one PDU may be (section 11.11).
-func (c *Conn) textRequest(p *PDU) error {
-	if ttt := p.U32(offTTT); ttt != noTag {
-		if len(p.Data) > 0 || c.text == nil {
-			c.violation("Text Request continues %#08x with %d bytes of text", ttt, len(p.Data))
-		}
-		return c.textResponse(p)
-	}
-	pairs, err := parseText(p.Data)
-	if err != nil {
-		c.violation("%v", err)
-		return c.reject(p, 0x04)
-	}
-	var reply []pair
-	for _, kv := range pairs {
-		if kv.key != "SendTargets" {
-			reply = append(reply, pair{kv.key, "NotUnderstood"})
-			continue
-		}
-		reply = append(reply, c.target.sendTargets(kv.value, c.nc.LocalAddr().String())...)
-	}
-	c.text = formatText(reply)
-	return c.textResponse(p)
-}
-
-func (c *Conn) textResponse(p *PDU) error {
-	n := c.params.sendMax
-	if s := c.target.config.TextSize; s > 0 && s < n {
-		n = s
-	}
-	n = min(n, len(c.text))
-	r := &PDU{Data: c.text[:n]}
-	c.text = c.text[n:]
-	r.BHS[0], r.BHS[offFlags] = opTextResp, final
-	r.SetU32(offTTT, noTag)
-	if len(c.text) > 0 {
-		r.BHS[offFlags] = 0x40 // C bit
-		c.ttt++
-		r.SetU32(offTTT, c.ttt)
-	}
-	r.SetU32(offITT, p.ITT())
-	c.Numbers(r, true)
-	return c.send(r)
-}
-
-func (t *Target) sendTargets(which, local string) []pair {
-	var reply []pair
-	if which == "All" || which == "" || which == t.config.Name {
-		reply = append(reply, pair{"TargetName", t.config.Name})
-		portals := t.config.Portals
-		if len(portals) == 0 {
-			portals = []string{local + ",1"}
-		}
-		for _, a := range portals {
-			reply = append(reply, pair{"TargetAddress", a})
-		}
-	}
-	if which == "All" {
-		more, err := parseText(append([]byte(joinZero(t.config.More)), 0))
-		if err == nil {
-			reply = append(reply, more...)
-		}
-	}
-	return reply
-}
-
-func joinZero(list []string) string {
-	s := ""
-	for i, l := range list {
-		if i > 0 {
-			s += "\x00"
-		}
-		s += l
-	}
-	return s
 }

@@ -3,6 +3,7 @@ package testtarget
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -16,6 +17,7 @@ const (
 // Status of a Login Response, class and detail (section 11.13.5).
 const (
 	statusRedirect       = 0x0101
+	statusMoved          = 0x0102
 	statusInitiatorError = 0x0200
 	statusAuthFailed     = 0x0201
 	statusNotFound       = 0x0203
@@ -29,13 +31,16 @@ type loginState struct {
 	stage   byte
 	text    []byte // of a request with the C bit
 	chap    chapState
-	secure  bool // authentication is done, or none was asked for
+	secure  bool   // authentication is done, or none was asked for
+	reply   []byte // rest of a response that is longer than one PDU
+	last    byte   // flags of its last PDU
+	further bool   // Config.LoginKeys have been sent
 }
 
 // handleLogin answers one Login Request. An error ends the connection.
 func (c *Conn) handleLogin(p *PDU) error {
 	l := &c.login
-	if p.Opcode() != opLogin || !p.Immediate() {
+	if p.Opcode() != OpLogin || !p.Immediate() {
 		c.violation("before the full feature phase: %v", p)
 		return errors.New("not a Login Request")
 	}
@@ -60,6 +65,12 @@ func (c *Conn) handleLogin(p *PDU) error {
 	if transit && more {
 		c.violation("Login Request with T and C")
 	}
+	if len(l.reply) > 0 { // the rest of the answer is asked for (section 11.12)
+		if len(p.Data) > 0 || more {
+			c.violation("the target's answer goes on, and the Login Request that asks for it is not empty: %v", p)
+		}
+		return c.loginPiece(p)
+	}
 	l.text = append(l.text, p.Data...)
 	if more {
 		return c.loginResponse(p, csg<<2, nil)
@@ -77,8 +88,12 @@ func (c *Conn) handleLogin(p *PDU) error {
 		}
 	}
 	var reply []pair
+	if first {
+		chap := c.target.config.CHAP
+		l.secure = chap == nil || c.discovery && chap.OpenDiscovery
+	}
 	if first && !c.discovery {
-		reply = append(reply, pair{"TargetPortalGroupTag", "1"})
+		reply = append(reply, pair{"TargetPortalGroupTag", strconv.Itoa(int(c.target.config.PortGroup))})
 		if a := c.target.config.Alias; a != "" {
 			reply = append(reply, pair{"TargetAlias", a})
 		}
@@ -93,10 +108,16 @@ func (c *Conn) handleLogin(p *PDU) error {
 			transit = false
 		}
 	} else {
-		if !l.secure && c.target.config.CHAP != nil {
+		if !l.secure {
 			return c.loginFailed(p, statusAuthFailed) // operational stage without the authentication that is asked for
 		}
 		reply = append(reply, c.negotiate(pairs)...)
+		for _, k := range c.target.config.LoginKeys {
+			if key, value, ok := strings.Cut(k, "="); ok && !l.further {
+				reply = append(reply, pair{key, value})
+			}
+		}
+		l.further = true
 	}
 	if !transit {
 		return c.loginResponse(p, csg<<2, reply)
@@ -105,22 +126,10 @@ func (c *Conn) handleLogin(p *PDU) error {
 		c.violation("login from stage %d to stage %d", csg, nsg)
 		return c.loginFailed(p, statusInitiatorError)
 	}
-	if nsg == stageFull {
-		if c.tsih == 0 {
-			c.tsih = c.target.newTSIH()
-		} else {
-			return c.loginFailed(p, statusNoSuchSession) // one connection per session
-		}
+	if nsg == stageFull && c.tsih != 0 {
+		return c.loginFailed(p, statusNoSuchSession) // one connection per session
 	}
-	l.stage = nsg
-	if nsg == stageFull && !c.discovery {
-		c.target.established(c)
-	}
-	err = c.loginResponse(p, final|csg<<2|nsg, reply)
-	c.mu.Lock()
-	c.full = nsg == stageFull
-	c.mu.Unlock()
-	return err
+	return c.loginResponse(p, final|csg<<2|nsg, reply)
 }
 
 // identify takes the keys of the first request that say who wants what.
@@ -148,10 +157,11 @@ func (c *Conn) identify(pairs []pair) (status int) {
 		return statusMissing
 	case name != t.config.Name:
 		return statusNotFound
+	case t.config.Redirect != "" && t.config.RedirectForever:
+		return statusMoved
 	case t.config.Redirect != "":
 		return statusRedirect
 	}
-	c.login.secure = t.config.CHAP == nil
 	return 0
 }
 
@@ -170,6 +180,9 @@ func (c *Conn) negotiate(pairs []pair) []pair {
 		if kv.value == "NotUnderstood" || kv.value == "Irrelevant" || kv.value == "Reject" {
 			continue
 		}
+		if silent[kv.key] && c.target.config.ISER {
+			continue
+		}
 		answer, effective := c.target.answer(kv.key, kv.value)
 		reply = append(reply, pair{kv.key, answer})
 		if effective != "" {
@@ -181,7 +194,7 @@ func (c *Conn) negotiate(pairs []pair) []pair {
 
 func (c *Conn) loginFailed(p *PDU, status int) error {
 	var reply []pair
-	if status == statusRedirect {
+	if status == statusRedirect || status == statusMoved {
 		reply = []pair{{"TargetAddress", c.target.config.Redirect}}
 	}
 	r := c.newLoginResponse(p, p.BHS[offFlags]&0x0c)
@@ -191,15 +204,48 @@ func (c *Conn) loginFailed(p *PDU, status int) error {
 	return fmt.Errorf("login failed with status %04x", status)
 }
 
+// loginResponse answers a Login Request, in several PDUs if the text does not fit one (section 11.13). flags are those of the last one.
 func (c *Conn) loginResponse(p *PDU, flags byte, reply []pair) error {
+	c.login.reply, c.login.last = formatText(reply), flags
+	return c.loginPiece(p)
+}
+
+func (c *Conn) loginPiece(p *PDU) error {
+	l := &c.login
+	n := len(l.reply)
+	if s := c.target.config.TextSize; s > 0 && s < n {
+		n = s
+	}
+	n = min(n, 8192) // MaxRecvDataSegmentLength does not hold before the full feature phase (section 13.12)
+	piece := l.reply[:n]
+	l.reply = l.reply[n:]
+	flags := l.last
+	if len(l.reply) > 0 {
+		flags = flags&0x0c | 0x40
+	} else if p.BHS[offFlags]&final == 0 {
+		flags &= 0x0c // the stage is left when the initiator asks for it in the request that is answered (section 11.13)
+	}
+	if flags&final != 0 {
+		l.stage = flags & 3
+		if l.stage == stageFull {
+			c.tsih = c.target.newTSIH()
+		}
+		if l.stage == stageFull && !c.discovery {
+			c.target.established(c)
+		}
+	}
 	r := c.newLoginResponse(p, flags)
-	r.Data = formatText(reply)
-	return c.send(r)
+	r.Data = piece
+	err := c.send(r)
+	c.mu.Lock()
+	c.full = flags&final != 0 && l.stage == stageFull
+	c.mu.Unlock()
+	return err
 }
 
 func (c *Conn) newLoginResponse(p *PDU, flags byte) *PDU {
 	r := &PDU{}
-	r.BHS[0], r.BHS[offFlags] = opLoginResp, flags
+	r.BHS[0], r.BHS[offFlags] = OpLoginResp, flags
 	copy(r.BHS[8:14], c.isid[:])
 	if flags&final != 0 && flags&3 == stageFull {
 		r.BHS[14], r.BHS[15] = byte(c.tsih>>8), byte(c.tsih)

@@ -2,31 +2,29 @@ package testtarget
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
-	"net"
 )
 
 // Opcodes, RFC 7143 section 11.2.1.2, without the immediate bit.
 const (
-	opNOPOut       = 0x00
-	opSCSICommand  = 0x01
-	opTaskMgmt     = 0x02
-	opLogin        = 0x03
-	opText         = 0x04
-	opDataOut      = 0x05
-	opLogout       = 0x06
-	opNOPIn        = 0x20
-	opSCSIResponse = 0x21
-	opTaskMgmtResp = 0x22
-	opLoginResp    = 0x23
-	opTextResp     = 0x24
-	opDataIn       = 0x25
-	opLogoutResp   = 0x26
-	opR2T          = 0x31
-	opReject       = 0x3f
+	OpNOPOut       = 0x00
+	OpSCSICommand  = 0x01
+	OpTaskMgmt     = 0x02
+	OpLogin        = 0x03
+	OpText         = 0x04
+	OpDataOut      = 0x05
+	OpLogout       = 0x06
+	OpSNACK        = 0x10
+	OpNOPIn        = 0x20
+	OpSCSIResponse = 0x21
+	OpTaskMgmtResp = 0x22
+	OpLoginResp    = 0x23
+	OpTextResp     = 0x24
+	OpDataIn       = 0x25
+	OpLogoutResp   = 0x26
+	OpR2T          = 0x31
+	OpAsync        = 0x32
+	OpReject       = 0x3f
 )
 
 const (
@@ -44,17 +42,23 @@ const (
 	offCmdSN     = 24 // StatSN in PDUs of the target
 	offExpStatSN = 28 // ExpCmdSN in PDUs of the target
 	offMaxCmdSN  = 32
+	offRefCmdSN  = 32 // in a Task Management Function Request
 	offDataSN    = 36
 	offOffset    = 40
 	offResidual  = 44
 )
 
-// PDU is one PDU: basic header segment and data segment without padding. DataSegmentLength is filled in when it is written, unless
+// PDU is one PDU: header segments and data segment without padding. DataSegmentLength is filled in when it is written, unless
 // KeepLength is set: then the header is sent as it stands.
 type PDU struct {
 	BHS        [bhsSize]byte
+	AHS        []byte // additional header segments of an initiator, if any
 	Data       []byte
 	KeepLength bool
+
+	// ISER is the iSER header that came with the PDU, or is to go with it; all zero means that of a control-type PDU without STags. Over
+	// TCP it is ignored.
+	ISER [iserHeader]byte
 }
 
 // Opcode returns the opcode without the immediate bit.
@@ -83,71 +87,10 @@ func (p *PDU) String() string {
 	return fmt.Sprintf("opcode %#02x flags %#02x itt %#08x, %d bytes of data", p.BHS[0], p.BHS[1], p.ITT(), len(p.Data))
 }
 
-// digests says which digests follow the segments of a PDU.
-type digests struct{ header, data bool }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// encode returns the PDU as it goes over the wire.
-func (p *PDU) encode(d digests) []byte {
+// setLength fills in DataSegmentLength.
+func (p *PDU) setLength() {
 	if !p.KeepLength {
+		p.BHS[4] = byte(len(p.AHS) / 4)
 		p.BHS[5], p.BHS[6], p.BHS[7] = byte(len(p.Data)>>16), byte(len(p.Data)>>8), byte(len(p.Data))
 	}
-	b := make([]byte, 0, bhsSize+len(p.Data)+12)
-	b = append(b, p.BHS[:]...)
-	if d.header {
-		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(p.BHS[:], castagnoli))
-	}
-	start := len(b)
-	b = append(b, p.Data...)
-	for len(b)&3 != 0 {
-		b = append(b, 0)
-	}
-	if d.data && len(p.Data) > 0 {
-		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
-	}
-	return b
-}
-
-// maxDataSegment bounds what the target reads, whatever it has announced: 2^24-1 is what the field can say.
-const maxDataSegment = 1<<24 - 1
-
-// readPDU reads one PDU. Errors: those of the connection; a PDU with an additional header segment, which no initiator here has.
-func readPDU(c net.Conn, d digests) (*PDU, error) {
-	p := new(PDU)
-	if _, err := io.ReadFull(c, p.BHS[:]); err != nil {
-		return nil, err
-	}
-	if d.header {
-		var got [4]byte
-		if _, err := io.ReadFull(c, got[:]); err != nil {
-			return nil, err
-		}
-		if binary.LittleEndian.Uint32(got[:]) != crc32.Checksum(p.BHS[:], castagnoli) {
-			return nil, errors.New("header digest is wrong")
-		}
-	}
-	if p.BHS[4] != 0 {
-		return nil, fmt.Errorf("additional header segment of %d words", p.BHS[4])
-	}
-	n := int(p.BHS[5])<<16 | int(p.BHS[6])<<8 | int(p.BHS[7])
-	if n == 0 {
-		return p, nil
-	}
-	padded := (n + 3) &^ 3
-	buf := make([]byte, padded, padded+4)
-	if _, err := io.ReadFull(c, buf); err != nil {
-		return nil, err
-	}
-	if d.data {
-		var got [4]byte
-		if _, err := io.ReadFull(c, got[:]); err != nil {
-			return nil, err
-		}
-		if binary.LittleEndian.Uint32(got[:]) != crc32.Checksum(buf, castagnoli) {
-			return nil, errors.New("data digest is wrong")
-		}
-	}
-	p.Data = buf[:n]
-	return p, nil
 }

@@ -1,8 +1,12 @@
 package testtarget
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 )
 
@@ -23,8 +27,17 @@ type Config struct {
 	// Portals are the TargetAddress values of SendTargets; empty means the address it listens on, portal group 1.
 	Portals []string
 
+	// ISER listens over RDMA at Addr, which must be an address of an adapter, instead of over TCP.
+	ISER bool
+
+	// PortGroup is the target portal group tag and the SCSI target port group; 0 means 1.
+	PortGroup uint16
+
 	CHAP     *CHAP  // nil: no authentication asked for
 	Redirect string // TargetAddress; not "": every normal login is answered with status 0101
+
+	// RedirectForever makes that 0102, the target has moved permanently.
+	RedirectForever bool
 
 	// Keys change what the target asks for in the negotiation, over LIO's defaults: InitialR2T, ImmediateData, MaxBurstLength,
 	// FirstBurstLength, MaxOutstandingR2T, MaxRecvDataSegmentLength, HeaderDigest, DataDigest (lists of what it takes, in no order),
@@ -35,7 +48,10 @@ type Config struct {
 	Window         int    // commands that may be outstanding; 0 means 64
 	DataInSize     int    // bytes of a Data-In PDU at most; 0 means what the initiator takes
 	SeparateStatus bool   // status in a SCSI Response always; otherwise GOOD status rides on the last Data-In
-	TextSize       int    // bytes of a Text Response at most; 0 means what the initiator takes
+	TextSize       int    // bytes of text in a Text or Login Response at most; 0 means what the initiator takes
+
+	// LoginKeys are further keys, as "key=value", in the first Login Response of the operational stage.
+	LoginKeys []string
 
 	Hooks Hooks
 }
@@ -60,7 +76,7 @@ type Event struct {
 // Target is a running target.
 type Target struct {
 	config   Config
-	listener net.Listener
+	listener listener
 	routines sync.WaitGroup
 
 	mu         sync.Mutex // guards what follows
@@ -72,13 +88,37 @@ type Target struct {
 	events     []Event
 	violations []string
 	hooks      Hooks
+	rules      []*rule
+	parks      []*Park
+	luns       []*Unit
 	closed     bool
+}
+
+// listener waits for connections.
+type listener interface {
+	accept() (link, error)
+	addr() net.Addr
+	close()
 }
 
 // nexus names a session (RFC 7143 section 4.4.3: the I_T nexus).
 type nexus struct {
 	initiator string
 	isid      [6]byte
+	port      uint16 // target port group
+}
+
+func (n nexus) compare(o nexus) int {
+	return cmp.Or(cmp.Compare(n.initiator, o.initiator), bytes.Compare(n.isid[:], o.isid[:]), cmp.Compare(n.port, o.port))
+}
+
+// transportID names the initiator port (SPC-4).
+func (n nexus) transportID() []byte {
+	name := fmt.Sprintf("%s,i,0x%x", n.initiator, n.isid)
+	b := append([]byte{0x45, 0, 0, 0}, name...)
+	b = append(b, "\x00\x00\x00\x00"[:4-len(name)%4]...)
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)-4))
+	return b
 }
 
 // Start listens and serves until Close.
@@ -98,35 +138,112 @@ func Start(config Config) (*Target, error) {
 	if len(config.Units) == 0 {
 		config.Units = []*Unit{NewUnit(defaultSize)}
 	}
+	if config.PortGroup == 0 {
+		config.PortGroup = 1
+	}
+	t := &Target{config: config, conns: make(map[*Conn]bool), sessions: make(map[nexus]*Conn), hooks: config.Hooks, luns: slices.Clone(config.Units)}
 	for i, u := range config.Units {
 		if u != nil {
-			u.setDefaults(i)
+			u.serve(t, i)
 		}
 	}
-	l, err := net.Listen("tcp", config.Addr)
+	var err error
+	if config.ISER {
+		t.listener, err = listenISER(config.Addr)
+	} else {
+		t.listener, err = listenTCP(config.Addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("test target: %w", err)
 	}
-	t := &Target{config: config, listener: l, conns: make(map[*Conn]bool), sessions: make(map[nexus]*Conn), hooks: config.Hooks}
 	t.routines.Add(1)
 	go t.runAccept()
 	return t, nil
 }
 
 // Addr is the address that the target listens on, as host:port.
-func (t *Target) Addr() string { return t.listener.Addr().String() }
+func (t *Target) Addr() string { return t.listener.addr().String() }
 
 // Name is the iSCSI name of the target.
 func (t *Target) Name() string { return t.config.Name }
 
-// Unit returns the unit of a LUN.
-func (t *Target) Unit(lun int) *Unit { return t.config.Units[lun] }
+// Unit returns the unit of a LUN; nil if there is none.
+func (t *Target) Unit(lun int) *Unit { return t.unit(lun) }
+
+// Map puts a unit at a LUN, or takes the one there away if u is nil, and raises REPORTED LUNS DATA HAS CHANGED at the others.
+func (t *Target) Map(lun int, u *Unit) {
+	t.mu.Lock()
+	for len(t.luns) <= lun {
+		t.luns = append(t.luns, nil)
+	}
+	t.luns[lun] = u
+	others := slices.Clone(t.luns)
+	t.mu.Unlock()
+	if u != nil {
+		u.serve(t, lun)
+	}
+	for _, o := range others {
+		if o == nil || o == u {
+			continue
+		}
+		for _, n := range t.nexuses() {
+			o.attention(n, nexus{}, 0x3f, 0x0e)
+		}
+	}
+}
+
+// Unmap takes the unit at a LUN away.
+func (t *Target) Unmap(lun int) { t.Map(lun, nil) }
+
+func (t *Target) unit(lun int) *Unit {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if lun < 0 || lun >= len(t.luns) {
+		return nil
+	}
+	return t.luns[lun]
+}
+
+func (t *Target) units() []*Unit {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.luns)
+}
+
+// nexuses are the sessions that are logged in.
+func (t *Target) nexuses() []nexus {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []nexus
+	for n := range t.sessions {
+		list = append(list, n)
+	}
+	return list
+}
+
+// others runs f for every other connection.
+func (t *Target) others(c *Conn, f func(*Conn)) {
+	for _, o := range t.Conns() {
+		if o != c {
+			f(o)
+		}
+	}
+}
+
+// abortTasks ends what a nexus has under way at a LUN.
+func (t *Target) abortTasks(n nexus, lun int) {
+	for _, c := range t.Conns() {
+		if c.FullFeature() && c.nexus() == n {
+			c.forget(func(k *task) bool { return k.lun == lun })
+		}
+	}
+}
 
 // Close ends every connection and waits for their goroutines.
 func (t *Target) Close() {
 	t.mu.Lock()
 	t.closed = true
-	t.listener.Close()
+	t.listener.close()
 	for c := range t.conns {
 		c.Close()
 	}
@@ -183,18 +300,18 @@ func (t *Target) Violations() []string {
 func (t *Target) runAccept() {
 	defer t.routines.Done()
 	for {
-		nc, err := t.listener.Accept()
+		l, err := t.listener.accept()
 		if err != nil {
 			return
 		}
 		t.mu.Lock()
 		if t.closed {
 			t.mu.Unlock()
-			nc.Close()
+			l.close()
 			return
 		}
 		t.accepted++
-		c := newConn(t, nc, t.accepted)
+		c := newConn(t, l, t.accepted)
 		t.conns[c] = true
 		t.routines.Add(1)
 		t.mu.Unlock()
@@ -219,7 +336,7 @@ func (t *Target) record(c *Conn, sent bool, p *PDU) {
 
 // established notes a session that entered the full feature phase, and ends the one it reinstates (RFC 7143 section 6.3.5).
 func (t *Target) established(c *Conn) {
-	n := nexus{c.initiator, c.isid}
+	n := c.nexus()
 	t.mu.Lock()
 	old := t.sessions[n]
 	t.sessions[n] = c
@@ -230,12 +347,21 @@ func (t *Target) established(c *Conn) {
 	}
 }
 
+// gone forgets a connection. Nexus loss ends what its session held at the units.
 func (t *Target) gone(c *Conn) {
+	n := c.nexus()
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	delete(t.conns, c)
-	if n := (nexus{c.initiator, c.isid}); t.sessions[n] == c {
+	last := t.sessions[n] == c
+	if last {
 		delete(t.sessions, n)
+	}
+	luns := slices.Clone(t.luns)
+	t.mu.Unlock()
+	for _, u := range luns {
+		if last && u != nil {
+			u.lost(n)
+		}
 	}
 }
 

@@ -1,13 +1,11 @@
 package testtarget_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/md5"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +13,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"iserd.org/iserd/internal/require"
 	"iserd.org/iserd/internal/testtarget"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/login"
@@ -123,6 +120,76 @@ func TestCHAP(t *testing.T) {
 			}
 			expectClean(t, target)
 		})
+	}
+}
+
+// TestCHAPAlgorithms authenticates both ways with each algorithm, the initiator having all of them to offer or that one alone.
+func TestCHAPAlgorithms(t *testing.T) {
+	for _, algorithm := range []login.CHAPAlgorithm{login.CHAPMD5, login.CHAPSHA1, login.CHAPSHA256, login.CHAPSHA3256} {
+		for _, offer := range [][]login.CHAPAlgorithm{nil, {algorithm}} {
+			t.Run(fmt.Sprintf("%d of %v", algorithm, offer), func(t *testing.T) {
+				chap := testtarget.CHAP{User: "me", Secret: "0123456789ab", TargetUser: "it", TargetSecret: "ba9876543210", Algorithms: []int{int(algorithm)}}
+				target := start(t, testtarget.Config{CHAP: &chap})
+				cfg := config(target.Name())
+				cfg.Auth = login.Auth{
+					User: "me", Secret: login.NewSecret([]byte("0123456789ab")),
+					TargetUser: "it", TargetSecret: login.NewSecret([]byte("ba9876543210")), Algorithms: offer,
+				}
+				if _, err := iscsi.Login(t.Context(), dial(t, target), cfg); err != nil {
+					t.Error(err)
+				}
+				expectClean(t, target)
+			})
+		}
+	}
+}
+
+// TestLongLogin answers a login with more text than fits one PDU.
+func TestLongLogin(t *testing.T) {
+	var more []string
+	for i := range 20 {
+		more = append(more, fmt.Sprintf("X-org.example.%d=%s", i, strings.Repeat("x", 200)))
+	}
+	target := start(t, testtarget.Config{LoginKeys: more, TextSize: 500})
+	if _, err := iscsi.Login(t.Context(), dial(t, target), config(target.Name())); err != nil {
+		t.Error(err)
+	}
+	responses := 0
+	for _, e := range target.Events() {
+		if e.Sent && e.PDU.Opcode() == testtarget.OpLoginResp {
+			responses++
+		}
+	}
+	if responses < 8 {
+		t.Errorf("%d Login Responses", responses)
+	}
+	expectClean(t, target)
+}
+
+// TestLoginAnswers gives each key an answer that is none, or leaves it out: the login ends either way, and soon.
+func TestLoginAnswers(t *testing.T) {
+	for _, key := range []string{
+		"HeaderDigest", "DataDigest", "MaxConnections", "InitialR2T", "ImmediateData", "MaxRecvDataSegmentLength", "MaxBurstLength", "FirstBurstLength",
+		"DefaultTime2Wait", "DefaultTime2Retain", "MaxOutstandingR2T", "DataPDUInOrder", "DataSequenceInOrder", "ErrorRecoveryLevel",
+		"TargetPortalGroupTag", "AuthMethod", "X-org.example.unknown",
+	} {
+		for _, value := range []string{"Reject", "Irrelevant", "NotUnderstood", ""} {
+			t.Run(key+"="+value, func(t *testing.T) {
+				target := start(t, testtarget.Config{})
+				target.Misbehave(testtarget.When{Sending: true, Login: true}, testtarget.Answer(key, value))
+				ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+				defer cancel()
+				result, err := iscsi.Login(ctx, dial(t, target), config(target.Name()))
+				switch {
+				case ctx.Err() != nil:
+					t.Errorf("the login hangs: %v", err)
+				case err != nil:
+					t.Log(err)
+				case result.Keys.MaxBurstLength < 512 || result.Keys.FirstBurstLength < 512 || result.Keys.MaxOutstandingR2T < 1:
+					t.Errorf("the login has agreed on %+v", result.Keys)
+				}
+			})
+		}
 	}
 }
 
@@ -247,53 +314,65 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestLibiscsi lets initiators that are not ours judge the target: our two halves could share a misreading.
-func TestLibiscsi(t *testing.T) {
-	for _, tool := range []string{"iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-md5sum", "iscsi-test-cu"} {
-		_, err := exec.LookPath(tool)
-		require.Need(t, "guest", err)
+// TestTaskManagement answers task management by what there is to end, and as it is told to.
+func TestTaskManagement(t *testing.T) {
+	target := start(t, testtarget.Config{})
+	p := dial(t, target)
+	result, err := iscsi.Login(t.Context(), p, config(target.Name()))
+	if err != nil {
+		t.Fatal(err)
 	}
-	a, b := testtarget.NewUnit(4<<20), testtarget.NewUnit(4<<20)
-	content := bytes.Repeat([]byte("0123456789abcdef"), 4<<20/16)
-	a.WriteAt(content, 0)
-	target := start(t, testtarget.Config{Units: []*testtarget.Unit{a, nil, b}, StatSN: 1000})
-	run := func(name string, args ...string) string {
+	manage := func(function byte, lun, referenced, refCmdSN uint32) byte {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-		defer cancel()
-		out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
-		if err != nil {
-			t.Errorf("%s %q: %v: %s", name, args, err, out)
+		answer, _ := raw(t, p, func(h *pdu.BHS) {
+			h[0], h[1] = 0x42, 0x80|function
+			h.SetInitiatorTaskTag(9)
+			h[9] = byte(lun)
+			binary.BigEndian.PutUint32(h[20:], referenced)
+			h.SetCmdSN(1)
+			h.SetExpStatSN(result.ExpStatSN)
+			binary.BigEndian.PutUint32(h[32:], refCmdSN)
+		}, nil)
+		result.ExpStatSN++
+		if answer[0] != testtarget.OpTaskMgmtResp {
+			t.Fatalf("answer is %#02x", answer[0])
 		}
-		return string(out)
+		return answer[2]
 	}
-	url := "iscsi://" + target.Addr()
-	if out := run("iscsi-ls", "-s", url); !strings.Contains(out, target.Name()) || !strings.Contains(out, "Lun:0") || !strings.Contains(out, "Lun:2") {
-		t.Errorf("iscsi-ls prints %s", out)
+	for _, c := range []struct {
+		function           byte
+		lun, tag, refCmdSN uint32
+		want               byte
+	}{
+		{testtarget.AbortTask, 0, 77, 0, testtarget.TaskDoesNotExist}, // long ended
+		{testtarget.AbortTask, 0, 77, 1, testtarget.TaskComplete},     // has not come yet
+		{testtarget.AbortTaskSet, 0, pdu.ReservedTag, 0, testtarget.TaskComplete},
+		{testtarget.LogicalUnitReset, 0, pdu.ReservedTag, 0, testtarget.TaskComplete},
+		{testtarget.LogicalUnitReset, 7, pdu.ReservedTag, 0, testtarget.TaskNoUnit},
+		{testtarget.TargetWarmReset, 0, pdu.ReservedTag, 0, testtarget.TaskComplete},
+		{testtarget.TaskReassign, 0, pdu.ReservedTag, 0, testtarget.TaskNotSupported},
+	} {
+		if got := manage(c.function, c.lun, c.tag, c.refCmdSN); got != c.want {
+			t.Errorf("function %d: response %d, want %d", c.function, got, c.want)
+		}
 	}
-	lun0, lun2 := url+"/"+target.Name()+"/0", url+"/"+target.Name()+"/2"
-	if out := run("iscsi-inq", lun0); !strings.Contains(out, "ISERD") {
-		t.Errorf("iscsi-inq prints %s", out)
+	if n := target.Unit(0).Resets(); n != 2 {
+		t.Errorf("%d resets of the unit", n)
 	}
-	for _, page := range []string{"0x00", "0x80", "0x83", "0xb0", "0xb1"} {
-		run("iscsi-inq", "-e", "1", "-c", page, lun0)
+	for _, response := range []byte{
+		testtarget.TaskComplete, testtarget.TaskDoesNotExist, testtarget.TaskNoUnit, testtarget.TaskStillAlleged, testtarget.TaskNotReassigned,
+		testtarget.TaskNotSupported, testtarget.TaskUnauthorized, testtarget.TaskRejected,
+	} {
+		undo := target.Misbehave(testtarget.When{Opcode: testtarget.OpTaskMgmt}, testtarget.AnswerTask(response))
+		if got := manage(testtarget.LogicalUnitReset, 0, pdu.ReservedTag, 0); got != response {
+			t.Errorf("response %d, want %d", got, response)
+		}
+		undo()
 	}
-	if out := run("iscsi-readcapacity16", lun0); !strings.Contains(out, fmt.Sprint(4<<20)) {
-		t.Errorf("iscsi-readcapacity16 prints %s", out)
-	}
-	if out := run("iscsi-md5sum", lun0); !strings.Contains(out, fmt.Sprintf("%x", md5.Sum(content))) {
-		t.Errorf("iscsi-md5sum prints %s", out)
+	if n := target.Unit(0).Resets(); n != 2 {
+		t.Errorf("%d resets of the unit, though the target was told to do nothing", n)
 	}
 	expectClean(t, target)
-	for _, suite := range []string{
-		"iSCSI.iSCSIcmdsn", "iSCSI.iSCSIdatasn", "iSCSI.iSCSIResiduals", "iSCSI.iSCSINop",
-		"SCSI.Inquiry", "SCSI.Mandatory", "SCSI.TestUnitReady", "SCSI.ModeSense6.AllPages", "SCSI.ModeSense6.Control", "SCSI.ModeSense6.Residuals",
-		"SCSI.Read10", "SCSI.ReadCapacity10", "SCSI.ReadCapacity16", "SCSI.Write16",
-	} {
-		if out := run("iscsi-test-cu", "--dataloss", "--normal", "-t", suite, lun2); strings.Contains(out, "had failures") {
-			t.Errorf("iscsi-test-cu %s: %s", suite, out)
-		}
-	}
 }
 
 // TestHooks drops, delays and repeats answers.

@@ -42,11 +42,11 @@ func formatText(pairs []pair) []byte {
 	return b
 }
 
-// rule is how the result of a key is found (RFC 7143 section 13).
-type rule int
+// negotiation is how the result of a key is found (RFC 7143 section 13).
+type negotiation int
 
 const (
-	ruleMin rule = iota
+	ruleMin negotiation = iota
 	ruleMax
 	ruleAnd
 	ruleOr
@@ -56,7 +56,7 @@ const (
 
 // operational are the keys of a normal session, with what LIO asks for (iscsi_target_parameters.h).
 var operational = map[string]struct {
-	rule  rule
+	rule  negotiation
 	value string
 }{
 	"HeaderDigest":             {ruleList, "CRC32C,None"},
@@ -77,6 +77,23 @@ var operational = map[string]struct {
 	"OFMarker":                 {ruleAnd, "No"},
 }
 
+// extensions are the keys of RFC 7145 section 6, for a portal that speaks iSER, with what the target asks for.
+var extensions = map[string]struct {
+	rule  negotiation
+	value string
+}{
+	"RDMAExtensions":                 {ruleAnd, "Yes"},
+	"InitiatorRecvDataSegmentLength": {ruleMin, "262144"},
+	"TargetRecvDataSegmentLength":    {ruleMin, "8192"},
+	"MaxOutstandingUnexpectedPDUs":   {ruleDeclare, "0"},
+	"MaxAHSLength":                   {ruleDeclare, "256"},
+	"HeaderDigest":                   {ruleList, "None"}, // digests are not to be used with RDMA
+	"DataDigest":                     {ruleList, "None"},
+}
+
+// silent are the keys of it that only the initiator declares: no answer is due.
+var silent = map[string]bool{"TaggedBufferForSolicitedDataOnly": true, "iSERHelloRequired": true}
+
 // discoveryIrrelevant are the keys that RFC 7143 section 13 calls irrelevant when SessionType=Discovery.
 var discoveryIrrelevant = map[string]bool{
 	"MaxConnections": true, "InitialR2T": true, "ImmediateData": true, "MaxBurstLength": true, "FirstBurstLength": true,
@@ -86,7 +103,13 @@ var discoveryIrrelevant = map[string]bool{
 // answer negotiates one key. effective is what holds from now on, for a declaration what the initiator declared.
 func (t *Target) answer(key, offer string) (reply, effective string) {
 	op, ok := operational[key]
-	if !ok {
+	if x, has := extensions[key]; has && t.config.ISER {
+		op, ok = x, true
+	}
+	switch {
+	case key == "RDMAExtensions" && !t.config.ISER:
+		return "No", ""
+	case !ok:
 		return "NotUnderstood", ""
 	}
 	own := op.value
@@ -165,6 +188,10 @@ func (p *params) set(key, reply, effective string) {
 	case "MaxRecvDataSegmentLength":
 		p.sendMax = n
 		p.recvMax, _ = strconv.Atoi(reply)
+	case "InitiatorRecvDataSegmentLength":
+		p.sendMax = n
+	case "TargetRecvDataSegmentLength":
+		p.recvMax = n
 	case "HeaderDigest":
 		p.digests.header = effective == "CRC32C"
 	case "DataDigest":
