@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -105,5 +106,44 @@ func TestRemoveStale(t *testing.T) {
 	}
 	if _, err := os.Stat(stale); err == nil {
 		t.Error("a dead process's folder is left")
+	}
+}
+
+func TestForeign(t *testing.T) {
+	const oops = "its kernel failed: [  899.658085] Oops: general protection fault, probably for non-canonical address 0xf62c89d8fe3acbb1: 0000 [#1] SMP NOPTI"
+	for _, c := range []struct {
+		name, reason, console string
+		want                  bool
+	}{
+		{"adapter", oops, "[  899.663] Call Trace:\n[  899.665601]  rxe_init_packet+0xa0/0x150 [rdma_rxe]", true},
+		{"at once", oops, "[  899.665601] RIP: 0010:isert_put_cmd+0xa0/0x150 [ib_isert]", true},
+		{"left on the stack", oops, "[  899.665991]  ? rxe_pool_get_index+0x4b/0x80 [rdma_rxe]\n[  899.7]  ublk_ch_uring_cmd+0x1/0x2 [ublk_drv]", false},
+		{"only loaded", oops, "[  899.667741] Modules linked in: sg ib_isert rdma_rxe ublk_drv", false},
+		{"elsewhere", oops, "[  899.665601]  ublk_ch_uring_cmd+0xa0/0x150 [ublk_drv]", false},
+		{"emulator", "its kernel failed: [    2.1] Oops: int3: 0000 [#1] SMP NOPTI", "", true},
+		{"a task hangs", "its kernel failed: [  512.1] INFO: task fio:77 blocked for more than 122 seconds.", "[ 512.2]  rxe_init_packet+0xa0/0x150 [rdma_rxe]", false},
+		{"hangs", "it hung: no answer for 120 s", "[  899.665601]  rxe_init_packet+0xa0/0x150 [rdma_rxe]", false},
+	} {
+		e := &GuestError{Reason: c.reason, Console: strings.Split(c.console, "\n")}
+		if got := e.Foreign(); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+func TestUnlucky(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{&GuestError{Reason: "its kernel failed: [    2.194972] Oops: int3: 0000 [#1] SMP NOPTI"}, true},
+		{fmt.Errorf("boot: %w", &GuestError{Reason: "its kernel failed: [    2.1] Oops: int3: 0000 [#1] SMP NOPTI"}), true},
+		{&GuestError{Reason: "its kernel failed: [    2.194972] Oops: general protection fault"}, false},
+		{errors.New("Oops: int3"), false},
+	} {
+		if got := unlucky(c.err); got != c.want {
+			t.Errorf("%v: %v", c.err, got)
+		}
 	}
 }

@@ -18,7 +18,8 @@ type tool struct {
 	files []string // one of these exists when it is there; a name without a slash is looked up in PATH
 }
 
-// Host tools. runTools are enough to boot what the cache already holds; makeTools fill the cache; buildTools compile the project.
+// Host tools. runTools are enough to boot what the cache already holds; makeTools fill the cache; buildTools compile the project; testTools take part
+// in tests of the host.
 var (
 	runTools  = []tool{{"qemu-system-x86", "runs the guest", []string{"qemu-system-x86_64"}}}
 	makeTools = []tool{
@@ -35,6 +36,7 @@ var (
 		{"librdmacm-dev", "connection manager headers for it", []string{"/usr/include/rdma/rdma_cma.h"}},
 		{"pkg-config", "finds those libraries", []string{"pkg-config"}},
 	}
+	testTools = []tool{{"libiscsi-bin", "judges the scripted target of the tests", []string{"iscsi-test-cu"}}}
 )
 
 // present reports whether one of the tool's files exists.
@@ -64,13 +66,13 @@ func missing(lists ...[]tool) []tool {
 	return m
 }
 
-// InstallTools makes sure that the host has the programs and headers that building the project and running its guest take. What is
+// InstallTools makes sure that the host has the programs and headers that building and testing the project and running its guest take. What is
 // missing is installed with apt-get, without recommended packages, after saying what and why on w. Only tools are installed: no package
 // among them runs a service.
 //
 // It needs root only when something is missing. Errors are [*Problem].
 func InstallTools(ctx context.Context, w io.Writer) error {
-	l, want := newLog(w), missing(runTools, makeTools, buildTools)
+	l, want := newLog(w), missing(runTools, makeTools, buildTools, testTools)
 	if len(want) == 0 {
 		return nil
 	}

@@ -89,7 +89,7 @@ func (g *Guest) Run(ctx context.Context, c Command, stdout, stderr io.Writer) (e
 		return e.Code, fmt.Errorf("guest: %s: %s", c.Args[0], e.Error)
 	}
 	if s := fatalOf(g.console.all()); s != "" {
-		return e.Code, g.failure("its kernel failed: " + s)
+		return e.Code, g.failure(kernelFailed + s)
 	}
 	if len(e.Leftover) > 0 {
 		return e.Code, &LeftoverError{c.Args, e.Leftover}

@@ -25,6 +25,8 @@ type LIOConfig struct {
 	Initiators []string
 	ReadOnly   bool // all units refuse writes
 
+	CHAP *CHAP // whom it admits; everyone that the rest lets in when nil
+
 	Attributes map[string]string // of the portal group, by the names in its folder attrib; they override what demonstration mode sets
 	Parameters map[string]string // text keys the target offers, by the names in its folder param, as in MaxBurstLength
 }
@@ -71,6 +73,9 @@ func (l *LIO) setUp() error {
 		attributes["generate_node_acls"], attributes["cache_dynamic_acls"] = "1", "1"
 		attributes["demo_mode_write_protect"] = boolDigit(l.cfg.ReadOnly)
 	}
+	if l.cfg.CHAP != nil {
+		attributes["authentication"] = "1"
+	}
 	maps.Copy(attributes, l.cfg.Attributes)
 	if err := l.writeAll("attrib", attributes); err != nil {
 		return err
@@ -98,7 +103,51 @@ func (l *LIO) setUp() error {
 			}
 		}
 	}
+	if l.cfg.CHAP != nil {
+		if err := l.SetCHAP(l.cfg.CHAP); err != nil {
+			return err
+		}
+	}
 	return l.SetEnabled(true)
+}
+
+// SetCHAP changes whom the target admits, from the next login on. The target was made with CHAP.
+func (l *LIO) SetCHAP(c *CHAP) error {
+	dirs := []string{filepath.Join(l.tpg, "auth")}
+	for _, name := range l.cfg.Initiators {
+		dirs = append(dirs, filepath.Join(l.tpg, "acls", name, "auth"))
+	}
+	for _, dir := range dirs {
+		if err := writeCHAP(dir, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetDiscoveryCHAP makes discovery sessions with the kernel's target, at every portal, prove themselves; nil ends that.
+func SetDiscoveryCHAP(c *CHAP) error {
+	dir := filepath.Join(configfs, "iscsi", "discovery_auth")
+	if c == nil {
+		return write(filepath.Join(dir, "enforce_discovery_auth"), "0")
+	}
+	if err := writeCHAP(dir, c); err != nil {
+		return err
+	}
+	return write(filepath.Join(dir, "enforce_discovery_auth"), "1")
+}
+
+// writeCHAP sets names and secrets. The word NULL takes one away.
+func writeCHAP(dir string, c *CHAP) error {
+	for file, value := range map[string]string{"userid": c.User, "password": c.Secret, "userid_mutual": c.TargetUser, "password_mutual": c.TargetSecret} {
+		if value == "" {
+			value = "NULL"
+		}
+		if err := write(filepath.Join(dir, file), value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Name returns the target's iSCSI name.
