@@ -14,7 +14,7 @@ import (
 )
 
 // hostFeatures are what a test may need and still run on the host.
-var hostFeatures = []string{"root", "uring", "tgtd", "source", "gcc"}
+var hostFeatures = []string{"root", "uring", "tgtd", "source", "gcc", "libiscsi"}
 
 // hostPackages boot guests themselves, so they run on the host whatever they need.
 var hostPackages = []string{"test", "internal/testbed"}

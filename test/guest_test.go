@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -164,15 +165,37 @@ func (h *harness) uploadData(t *testing.T) error {
 	return h.guest.Upload(t.Context(), guestRoot, entries...)
 }
 
-// run executes the tests of a package in the guest.
+// maxDeaths is how often the guest may die in the tests of one package of what is not the project's, see [testbed.GuestError.Foreign].
+const maxDeaths = 2
+
+// run executes the tests of a package in the guest. When the guest dies of what is not the project's, those that had no end are run in
+// another one; a test in which the second dies, too, has failed.
 func (h *harness) run(t *testing.T, p Package) {
-	if err := h.install(t, p); err != nil {
-		t.Fatal(err)
+	cut := map[string]bool{} // tests that were running when a guest died
+	for deaths := 0; ; deaths++ {
+		if err := h.install(t, p); err != nil {
+			t.Fatal(err)
+		}
+		again := h.once(t, p, deaths < maxDeaths, cut)
+		if len(again) == 0 {
+			return
+		}
+		h.renew(t)
+		p.Guest = again
 	}
+}
+
+// once is one attempt of run. It returns the tests to run again, after a death that may be forgiven.
+func (h *harness) once(t *testing.T, p Package, forgive bool, cut map[string]bool) (again []string) {
 	before := len(h.guest.Complaints())
-	exit, err := h.execute(t, p)
+	m := &mirrors{forgive: forgive, cut: cut}
+	exit, err := h.execute(t, p, m)
 	for _, c := range h.guest.Complaints()[before:] {
 		t.Logf("the guest's kernel says: %s", c.Line)
+	}
+	if died := new(testbed.GuestError); errors.As(err, &died) && m.died && forgive {
+		t.Logf("the guest died of what is not the project's; what had no end yet is run in another one: %v", err)
+		return slices.DeleteFunc(slices.Clone(p.Guest), func(name string) bool { return m.ended[name] })
 	}
 	if left := new(testbed.LeftoverError); errors.As(err, &left) {
 		t.Log(err)
@@ -185,13 +208,14 @@ func (h *harness) run(t *testing.T, p Package) {
 	}
 	if t.Failed() {
 		h.renew(t)
-		return
+		return nil
 	}
 	h.inspect(t)
+	return nil
 }
 
 // execute runs the test binary and mirrors its tests under t. Its output passes through test2json on the host.
-func (h *harness) execute(t *testing.T, p Package) (int, error) {
+func (h *harness) execute(t *testing.T, p Package, m *mirrors) (int, error) {
 	parse := exec.CommandContext(t.Context(), "go", "tool", "test2json")
 	in, err := parse.StdinPipe()
 	if err != nil {
@@ -229,10 +253,13 @@ func (h *harness) execute(t *testing.T, p Package) (int, error) {
 			Env:     env,
 			Timeout: packageLimit + time.Minute,
 		}, in, in)
+		if died := new(testbed.GuestError); errors.As(err, &died) {
+			m.died = died.Foreign() // before the nodes end
+		}
 		in.Close()
 		ended <- end{code, err}
 	}()
-	ran := h.mirrorPackage(t, root)
+	ran := m.mirrorPackage(t, root)
 	e := <-ended
 	if err := errors.Join(e.err, <-events); err != nil {
 		return e.code, err
@@ -279,8 +306,17 @@ func (h *harness) reference(t *testing.T, program string) (env []string, stop fu
 	return env, stop, nil
 }
 
+// mirrors are the mirrored tests of one execution.
+type mirrors struct {
+	forgive bool            // a test that a death of the guest cut short is skipped, for it is run again
+	cut     map[string]bool // tests that were cut short, now or before
+	died    bool            // the guest died, and not of us; valid when a node has ended
+	ended   map[string]bool // tests that have run to their end, or may not be run again
+}
+
 // mirrorPackage replays the tests of a binary and returns how many there were; what the binary prints outside of tests belongs to t.
-func (h *harness) mirrorPackage(t *testing.T, root *node) (ran int) {
+func (m *mirrors) mirrorPackage(t *testing.T, root *node) (ran int) {
+	m.ended = map[string]bool{}
 	for {
 		e, ok := root.next()
 		switch {
@@ -288,7 +324,19 @@ func (h *harness) mirrorPackage(t *testing.T, root *node) (ran int) {
 			return ran
 		case e.child != nil:
 			ran++
-			t.Run(e.name, func(t *testing.T) { mirror(t, e.child) })
+			t.Run(e.name, func(t *testing.T) {
+				m.ended[e.name] = true
+				mirror(t, e.child, func() bool {
+					if !m.died || !m.forgive || m.cut[e.name] {
+						return false
+					}
+					delete(m.ended, e.name)
+					return true
+				})
+			})
+			if !m.ended[e.name] {
+				m.cut[e.name] = true
+			}
 		case e.Action == "output" && !frame(e.Output):
 			io.WriteString(t.Output(), e.Output)
 		case e.Action == "fail":

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -33,8 +34,8 @@ func main() {
 	defer stop()
 	r := &runner{out: os.Stdout}
 	err := r.run(ctx, flag.Args())
-	if err == nil && *noSkip && len(r.skipped) > 0 {
-		err = fmt.Errorf("%d tests were skipped, and none may be: %s", len(r.skipped), strings.Join(r.skipped, ", "))
+	if skipped := r.missing(); err == nil && *noSkip && len(skipped) > 0 {
+		err = fmt.Errorf("%d tests were skipped, and none may be: %s", len(skipped), strings.Join(skipped, ", "))
 	}
 	if err == nil && r.failed {
 		os.Exit(1)
@@ -47,8 +48,21 @@ func main() {
 
 type runner struct {
 	out     io.Writer
-	failed  bool     // a go test ended with failures, which its events tell
-	skipped []string // PACKAGE.TEST
+	failed  bool            // a go test ended with failures, which its events tell
+	skipped []string        // PACKAGE.TEST
+	again   map[string]bool // PACKAGE.TEST that was run again to its end
+}
+
+// missing returns the tests that were skipped and not run again. The second run of a test has a number behind its name, as go test does it.
+func (r *runner) missing() []string {
+	return slices.DeleteFunc(slices.Clone(r.skipped), func(name string) bool {
+		for i := range len(name) + 1 {
+			if (i == len(name) || name[i] == '/') && (r.again[name[:i]+"#01"] || r.again[name[:i]+"#02"]) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 func (r *runner) run(ctx context.Context, parts []string) error {
@@ -152,12 +166,7 @@ func (r *runner) pass(in io.Reader) error {
 	br := bufio.NewReaderSize(in, 64<<10)
 	for {
 		line, err := br.ReadBytes('\n')
-		if bytes.Contains(line, []byte(`"Action":"skip"`)) {
-			var e struct{ Package, Test string }
-			if json.Unmarshal(line, &e) == nil && e.Test != "" {
-				r.skipped = append(r.skipped, e.Package+"."+e.Test)
-			}
-		}
+		r.note(line)
 		if _, werr := r.out.Write(line); werr != nil {
 			return werr
 		}
@@ -167,5 +176,27 @@ func (r *runner) pass(in io.Reader) error {
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// note remembers what missing needs of an event.
+func (r *runner) note(line []byte) {
+	skip := bytes.Contains(line, []byte(`"Action":"skip"`))
+	if !skip && !bytes.Contains(line, []byte(`"Action":"pass"`)) {
+		return
+	}
+	var e struct{ Package, Test string }
+	if json.Unmarshal(line, &e) != nil || e.Test == "" {
+		return
+	}
+	name := e.Package + "." + e.Test
+	switch {
+	case skip:
+		r.skipped = append(r.skipped, name)
+	case strings.HasSuffix(name, "#01"), strings.HasSuffix(name, "#02"):
+		if r.again == nil {
+			r.again = map[string]bool{}
+		}
+		r.again[name] = true
 	}
 }
