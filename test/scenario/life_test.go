@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -146,6 +147,68 @@ func TestControlKilled(t *testing.T) {
 			g.logout(t)
 		})
 	}
+}
+
+// The data plane dies while fio writes and verifies: the devices stay, the next data plane serves them, and nobody sees more than a pause. So it is when the
+// control plane dies at the same time.
+func TestDataPlaneKilled(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			g := newTarget(t, k, twoUnits(t, 32*mib, 32*mib))
+			g.login(t)
+			before := devices(t, g.name)
+			session := query[api.SessionsReply](t, "session", "list").Sessions[0]
+			var jobs []fioJob
+			for lun, d := range before {
+				jobs = append(jobs, fioVerify(fmt.Sprintf("lun%d", lun), d.Path, d.Size)...)
+			}
+			for round := range kills() {
+				wait := startFio(t, jobs)
+				progress(t, before)
+				old := status(t).DataPlane.PID
+				if round%2 == 1 {
+					control.kill(t)
+				}
+				if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				if round%2 == 1 {
+					control.need(t)
+				}
+				waitFor(t, "the next data plane serves", 60*time.Second, func() error {
+					if pid := status(t).DataPlane.PID; pid == old || pid == 0 {
+						return fmt.Errorf("it is %d", pid)
+					}
+					after := devices(t, g.name)
+					for lun, d := range before {
+						if a := after[lun]; a.Path != d.Path || a.WWID != d.WWID || a.State != api.DeviceLive {
+							return fmt.Errorf("unit %d: %+v", lun, a)
+						}
+					}
+					return nil
+				})
+				wait()
+			}
+			for lun, d := range devices(t, g.name) {
+				if d.Stats.Errors != 0 {
+					t.Errorf("unit %d: %d errors", lun, d.Stats.Errors)
+				}
+			}
+			if s := query[api.SessionsReply](t, "session", "list").Sessions; len(s) != 1 || s[0].ID != session.ID || s[0].State != api.SessionUp ||
+				s[0].Connections[0].ISID != session.Connections[0].ISID {
+				t.Errorf("session before %+v\nafter %+v", session, s)
+			}
+			g.logout(t)
+		})
+	}
+}
+
+// kills is how often a process is killed: a few times in a test, often in a soak.
+func kills() int {
+	if os.Getenv("SOAK") != "" {
+		return 50
+	}
+	return 2
 }
 
 // progress waits until the kernel has completed more requests of every device than it had.

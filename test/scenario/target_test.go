@@ -38,6 +38,7 @@ type target struct {
 	luns      []uint16
 	sessions  func() (int, error)
 	lio       *targets.LIO
+	chap      *targets.CHAP
 }
 
 // guestOnly skips outside the guest, where there is neither ublk nor RDMA nor a target to play with.
@@ -114,7 +115,7 @@ func newTarget(t testing.TB, k kind, units []targets.Unit) *target {
 // lioAt sets g up as a LIO target at a portal.
 func (g *target) lioAt(t testing.TB, portal string, iser bool) *target {
 	t.Helper()
-	lio, err := targets.NewLIO(targets.LIOConfig{Name: g.name, Portals: []targets.Portal{targets.ParsePortal(portal, iser)}, Units: g.units})
+	lio, err := targets.NewLIO(targets.LIOConfig{Name: g.name, Portals: []targets.Portal{targets.ParsePortal(portal, iser)}, Units: g.units, CHAP: g.chap})
 	if err != nil {
 		t.Fatal(err)
 	}
