@@ -57,19 +57,24 @@ func parseFio(out string, write bool) (fioHalf, error) {
 	return h, nil
 }
 
-// fioArguments are the options of a job, the same for every initiator but for file names and memory.
+// fioArguments are the options of a job, the same for every initiator but for file names and memory. Several jobs are spelled out, since fio
+// frees the memory of each of those that numjobs makes, though they have it in common, and aborts (3.39).
 func fioArguments(c plan.Cell, paths []string, seconds float64) []string {
 	size := int64(span)
 	if len(paths) > 1 {
 		size = otherUnit * int64(len(paths))
 	}
 	args := []string{
-		"--name=bench", "--output-format=json", "--allow_file_create=0", "--direct=1", "--ioengine=io_uring", "--norandommap=1", "--randrepeat=0",
+		"--output-format=json", "--allow_file_create=0", "--direct=1", "--ioengine=io_uring", "--norandommap=1", "--randrepeat=0",
 		"--thread=1", "--group_reporting=1", "--disk_util=0", "--time_based=1", "--runtime=" + strconv.FormatFloat(seconds*1000, 'f', 0, 64) + "ms",
 		"--filename=" + strings.Join(paths, ":"), fmt.Sprintf("--size=%d", size), "--rw=" + c.Job.RW(), fmt.Sprintf("--bs=%d", c.Job.BlockSize),
-		fmt.Sprintf("--iodepth=%d", c.Job.Depth), fmt.Sprintf("--numjobs=%d", c.Job.Jobs), "--percentile_list=50:90:99:99.9",
+		fmt.Sprintf("--iodepth=%d", c.Job.Depth), "--percentile_list=50:90:99:99.9",
 	}
-	return append(args, memoryOption(c.Initiator.Memory())...)
+	for i := range c.Job.Jobs {
+		args = append(args, fmt.Sprintf("--name=job%d", i))
+		args = append(args, memoryOption(c.Initiator.Memory())...)
+	}
+	return args
 }
 
 // measureFio runs fio once, and in the first run once more with the tracer when asked for.

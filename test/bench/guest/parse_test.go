@@ -157,7 +157,7 @@ func TestParseIscsiPerf(t *testing.T) {
 func TestFioArguments(t *testing.T) {
 	c := plan.Cell{Initiator: plan.Shared, Job: plan.Job{BlockSize: 4096, Depth: 32, Jobs: 4, Random: true, Write: true}}
 	args := strings.Join(fioArguments(c, []string{"/dev/a"}, 1.5), " ")
-	for _, want := range []string{"--rw=randwrite", "--bs=4096", "--iodepth=32", "--numjobs=4", "--runtime=1500ms", "--size=134217728", "--filename=/dev/a",
+	for _, want := range []string{"--rw=randwrite", "--bs=4096", "--iodepth=32", "--name=job3", "--runtime=1500ms", "--size=134217728", "--filename=/dev/a",
 		"--mem=mmaphuge:" + memoryFiles[plan.MemoryHuge], "--direct=1", "--allow_file_create=0"} {
 		if !strings.Contains(args, want) {
 			t.Errorf("%s is missing in %s", want, args)
