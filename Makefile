@@ -59,13 +59,14 @@ shell: deps ## a shell in a fresh guest, with the programs in its PATH
 	@$(TESTBED) shell
 
 .PHONY: fuzz
-fuzz: ## run every fuzz target for FUZZTIME (10s)
-	@for p in $$($(GO) list ./...); do \
-		for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
-			echo "== $$p $$f"; \
+fuzz: deps ## run every fuzz target for FUZZTIME (10s)
+	@n=0; for p in $$($(GO) list ./...); do \
+		list=$$($(GO) test -list '^Fuzz' $$p) || { echo "$$list"; exit 1; }; \
+		for f in $$(echo "$$list" | grep '^Fuzz'); do \
+			echo "== $$p $$f"; n=$$((n+1)); \
 			$(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; \
 		done; \
-	done
+	done; echo "$$n fuzz targets"; test $$n -gt 0
 
 .PHONY: lint
 lint: deps ## formatting and go vet, with cgo and without
