@@ -228,6 +228,35 @@ func TestNoDeadline(t *testing.T) {
 	}
 }
 
+// An idle session sleeps until its next ping, which finds what has become overdue; without pings it has to look by itself.
+func TestDeadlineLooks(t *testing.T) {
+	p, _, _ := hungPlane(t, time.Minute)
+	w := p.groups["g1"].paths[0]
+	number := func(n int) *int { return &n }
+	for _, c := range []struct {
+		name    string
+		timeout time.Duration
+		ping    *int
+		looks   bool
+	}{
+		{"pings come soon enough", 30 * time.Second, nil, false},
+		{"pings are too rare", 15 * time.Second, nil, true},
+		{"pings as rare as one wants", 30 * time.Second, number(8), true},
+		{"no pings", 30 * time.Second, number(0), true},
+		{"no time-out", 0, nil, false},
+		{"neither", 0, number(0), false},
+	} {
+		w.reactor.Call(func() {
+			w.group.request.Settings.NoopOutInterval = c.ping
+			now := time.Now()
+			if next := newDeadline(w, w.session, c.timeout).tick(now); !next.IsZero() != c.looks || c.looks && next.Sub(now) > longestLook {
+				t.Errorf("%s: next look %v", c.name, next)
+			}
+		})
+	}
+	w.reactor.Call(func() { w.group.request.Settings.NoopOutInterval = nil })
+}
+
 // A command of a control goroutine that is not waited for any more is ended at the target, and its memory comes back.
 func TestGiveUp(t *testing.T) {
 	p, _, h := hungPlane(t, 0)
