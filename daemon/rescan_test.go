@@ -90,6 +90,11 @@ func TestUnitsComeAndGo(t *testing.T) {
 		if len(u) != 1 || u[0].WWID != other.WWID || !strings.Contains(u[0].Reason, "/dev/ublkb1") || !strings.Contains(u[0].Reason, "iserctl rescan") {
 			t.Errorf("the other unit: %+v", u)
 		}
+		// Nor does a command for the device reach it.
+		inquiry := api.ScsiRequest{Unit: api.UnitName{Name: "/dev/ublkb1"}, CDB: api.Hex{0x12, 0, 0, 0, 36, 0}, In: 36}
+		if _, err := d.Scsi(context.Background(), inquiry); !api.Is(err, api.ErrNotFound) || !strings.Contains(err.Error(), "another unit") {
+			t.Errorf("INQUIRY of the dead device: %v", err)
+		}
 		l.Blocks.Hold(1)
 		if r := rescan(t, d); !slices.Equal(r.Removed, []string{"/dev/ublkb1"}) || !slices.Equal(r.Added, []string{"/dev/ublkb1"}) || len(r.Problems) != 0 {
 			t.Errorf("nobody uses the device any more: %+v", r)

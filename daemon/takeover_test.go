@@ -63,6 +63,30 @@ func TestTakeOverFails(t *testing.T) {
 	}
 }
 
+// A session whose devices wait for a data plane that does not come is ended by force only while somebody uses them.
+func TestForceWaiting(t *testing.T) {
+	l := newLab(t)
+	d := l.start()
+	ctx := context.Background()
+	l.login(d)
+	l.Plane.Kill()
+	l.Blocks.Fail("recover", errors.New("broken"))
+	l.Blocks.ServerDied()
+	eventually(t, d, "the devices wait", func() bool {
+		return l.Plane.Starts() == 2 && slices.ContainsFunc(d.Devices(ctx, false).Devices, func(x api.Device) bool { return x.State == api.DeviceWaiting })
+	})
+	for id := range l.Blocks.Left() {
+		l.Blocks.Hold(id, "mount /data")
+	}
+	if _, err := d.Logout(ctx, api.LogoutRequest{Session: iqn}); !api.Is(err, api.ErrBusy) || !strings.Contains(err.Error(), "mount /data") || !strings.Contains(err.Error(), "--force") {
+		t.Errorf("logout: %v", err)
+	}
+	if r, err := d.Logout(ctx, api.LogoutRequest{Session: iqn, Force: true}); err != nil || len(r.Devices) != 2 {
+		t.Errorf("logout by force: %+v, %v", r, err)
+	}
+	l.clean()
+}
+
 // slow takes a while to let go of what a dead data plane had.
 type slow struct {
 	*daemontest.Blocks
