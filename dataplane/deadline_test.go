@@ -326,8 +326,9 @@ func TestScsi(t *testing.T) {
 	p := newPlane(t)
 	unit := testtarget.NewUnit(8 << 20)
 	var attentions atomic.Int32
-	unit.Fault = func([]byte) (byte, []byte) {
-		if attentions.Add(-1) >= 0 {
+	unit.Fault = func(cdb []byte) (byte, []byte) {
+		// Only where nobody else asks: the data plane looks at the units, too.
+		if cdb[0] == scsi.OpSynchronizeCache10 && attentions.Add(-1) >= 0 {
 			return 2, testtarget.Sense(6, 0x29, 0)
 		}
 		return 0, nil
@@ -369,12 +370,13 @@ func TestScsi(t *testing.T) {
 		t.Errorf("a unit that is not there: %+v", a)
 	}
 	// A unit attention is an answer, unless it is not wanted.
+	flush := []byte{scsi.OpSynchronizeCache10, 9: 0}
 	attentions.Store(1)
-	if a := run(ipc.ScsiRequest{CDB: make([]byte, 6)}); a.Status != 2 {
+	if a := run(ipc.ScsiRequest{CDB: flush}); a.Status != 2 {
 		t.Errorf("unit attention: %+v", a)
 	}
 	attentions.Store(3)
-	if a := run(ipc.ScsiRequest{CDB: make([]byte, 6), SkipAttention: true}); a.Status != 0 {
+	if a := run(ipc.ScsiRequest{CDB: flush, SkipAttention: true}); a.Status != 0 {
 		t.Errorf("unit attentions that are skipped: %+v", a)
 	}
 	// The attentions have the units looked at, which takes memory for a moment.
