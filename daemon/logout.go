@@ -140,7 +140,9 @@ func (s *Service) takeApart(ctx context.Context, pc planeConn, b Blocks, ss *ses
 			if wctx.Err() != nil {
 				return nil // another one has failed
 			}
+			s.closeMemory(ctx, d.memory) // nothing is registered with a device that stops
 			if err := s.run(ctx, func(ctx context.Context) error { return s.stop(ctx, b, d, force) }); err != nil {
+				s.reopenMemory(d.memory)
 				return err
 			}
 			if err := s.remove(ctx, pc, d); err != nil {

@@ -600,6 +600,19 @@ func (s *Service) closeMemory(ctx context.Context, dm *deviceMemory) {
 	}
 }
 
+// reopenMemory is the way back from closeMemory, for a device that stays.
+func (s *Service) reopenMemory(dm *deviceMemory) {
+	if dm == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.mem.devices[dm]; known {
+		dm.phase = phaseLive
+		s.kickLocked(dm)
+	}
+}
+
 // dropMemory forgets a device that is gone, and with it all that was registered.
 func (s *Service) dropMemory(dm *deviceMemory) {
 	if dm == nil {

@@ -246,15 +246,15 @@ func TestDeadlineLooks(t *testing.T) {
 		{"no time-out", 0, nil, false},
 		{"neither", 0, number(0), false},
 	} {
+		g := &group{plane: p}
+		g.request.Settings.NoopOutInterval = c.ping
 		w.reactor.Call(func() {
-			w.group.request.Settings.NoopOutInterval = c.ping
 			now := time.Now()
-			if next := newDeadline(w, w.session, c.timeout).tick(now); !next.IsZero() != c.looks || c.looks && next.Sub(now) > longestLook {
+			if next := newDeadline(&path{group: g, reactor: w.reactor}, w.session, c.timeout).tick(now); !next.IsZero() != c.looks || c.looks && next.Sub(now) > longestLook {
 				t.Errorf("%s: next look %v", c.name, next)
 			}
 		})
 	}
-	w.reactor.Call(func() { w.group.request.Settings.NoopOutInterval = nil })
 }
 
 // A command of a control goroutine that is not waited for any more is ended at the target, and its memory comes back.
