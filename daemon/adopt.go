@@ -277,8 +277,11 @@ func (s *Service) groupEvent(g ipc.Group) {
 	defer s.mu.Unlock()
 	ss := s.sessions[g.ID]
 	switch {
-	case ss == nil, ss.state == api.SessionLogin && g.State != ipc.GroupFailed:
-		return // unknown, or the answer to the login says the same
+	case ss == nil:
+		return
+	case ss.state == api.SessionLogin && g.State != ipc.GroupFailed:
+		ss.told = true // the answer to the login says the same, unless it was sent before
+		return
 	case ss.state == api.SessionClosing:
 		ss.group = g // for the case that the logout is refused
 		return

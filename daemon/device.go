@@ -176,7 +176,7 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 		s.logged(b.Stop(ctx, id), id, "stop")
 		s.logged(pc.call(ctx, ipc.MethodDetach, ipc.DetachRequest{UblkID: id}, nil), id, "detach")
 	})
-	attach := ipc.AttachRequest{Group: g.ID, LUN: u.LUN, UblkID: id, Queues: info.Queues, Depth: info.Depth, MaxIO: d.MaxIO}
+	attach := ipc.AttachRequest{Group: g.ID, LUN: u.LUN, WWID: u.WWID, Serial: u.Serial, UblkID: id, Queues: info.Queues, Depth: info.Depth, MaxIO: d.MaxIO}
 	// A caller who leaves does not cut this short: what is undone next would overtake it.
 	if err := s.run(context.WithoutCancel(ctx), func(ctx context.Context) error { return pc.call(ctx, ipc.MethodAttach, attach, nil) }); err != nil {
 		return nil, api.Wrap(err, api.ErrInternal, "attach %s", d.path())

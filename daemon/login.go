@@ -249,6 +249,9 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	if ss.state == api.SessionLogin { // an event may have come meanwhile
 		ss.state = api.SessionUp
 		s.kickAllLocked()
+		if ss.told {
+			s.reconcileAnyhowLocked(ss)
+		}
 	}
 	reply.Session = ss.show()
 	for _, d := range ss.devices {
@@ -348,6 +351,9 @@ func (s *Service) served(ss *session, u *ipc.Unit, d *device, err error) {
 	s.mu.Lock()
 	if err != nil {
 		ss.reasons[u.LUN] = oneLine(err)
+		if api.Is(err, api.ErrAgain) {
+			time.AfterFunc(retryAfter, func() { s.serveAgain(ss, u.LUN) })
+		}
 	} else {
 		delete(ss.reasons, u.LUN)
 		ss.devices[d.UblkID] = d
@@ -359,6 +365,16 @@ func (s *Service) served(ss *session, u *ipc.Unit, d *device, err error) {
 	s.mu.Unlock()
 	if err != nil {
 		s.log.WithError(err).WithFields(map[string]any{"target": target, "lun": u.Number}).Error("logical unit cannot be served")
+	}
+}
+
+// serveAgain tries a unit again that was not what it was taken for.
+func (s *Service) serveAgain(ss *session, lun uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sessions[ss.group.ID] == ss {
+		delete(ss.reasons, lun)
+		s.reconcileSoonLocked(ss)
 	}
 }
 

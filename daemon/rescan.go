@@ -84,7 +84,14 @@ func (s *Service) needsLocked(ss *session) bool {
 // reconcileSoonLocked makes the devices follow the units in the background, if they have to: the target's lock may be held. Preconditions: s.mu
 // is held.
 func (s *Service) reconcileSoonLocked(ss *session) {
-	if ss.reconciling || !s.needsLocked(ss) || s.life.Err() != nil {
+	if s.needsLocked(ss) {
+		s.reconcileAnyhowLocked(ss)
+	}
+}
+
+// reconcileAnyhowLocked is reconcileSoonLocked when what is known of the units may be old. Preconditions: s.mu is held.
+func (s *Service) reconcileAnyhowLocked(ss *session) {
+	if ss.reconciling || s.life.Err() != nil {
 		return
 	}
 	ss.reconciling = true
@@ -162,6 +169,7 @@ func (s *Service) reconcile(ctx context.Context, pc planeConn, ss *session) (api
 	_, err = s.serveUnits(ctx, pc, ss, units)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.reconcileSoonLocked(ss) // what an event has said of a device that was being made
 	var added []int
 	for id := range ss.devices {
 		if !before[id] {

@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"iserd.org/iserd/api"
+	"iserd.org/iserd/daemon"
 	"iserd.org/iserd/daemon/daemontest"
 	"iserd.org/iserd/internal/ipc"
 )
@@ -155,6 +157,64 @@ func TestGrow(t *testing.T) {
 	if l.Plane.Rescans() != 2 {
 		t.Errorf("%d rescans", l.Plane.Rescans())
 	}
+}
+
+// swapper puts another unit in the place of one while its device starts.
+type swapper struct {
+	*daemontest.Blocks
+	swap func()
+}
+
+func (b *swapper) Start(ctx context.Context, id, pid int) error {
+	if id == 1 && b.swap != nil {
+		b.swap()
+		b.swap = nil
+	}
+	return b.Blocks.Start(ctx, id, pid)
+}
+
+// A unit that is swapped while its device is being made, at a login or later: the device ends up as that of the unit that is there.
+func TestUnitSwappedWhileMade(t *testing.T) {
+	other := daemontest.Disk(1, 1<<30)
+	other.WWID = "naa.60014050000000000000000000000bad"
+	for _, at := range []string{"login", "rescan"} {
+		t.Run(at, func(t *testing.T) {
+			l := newLab(t)
+			var d *daemontest.Daemon
+			s := &swapper{Blocks: l.Blocks, swap: func() {
+				l.Plane.SetUnits(iqn, true, daemontest.Disk(0, 64<<20), other) // the device is attached for what was there before
+				d.Devices(context.Background(), true)                          // the data plane's answer comes after the event
+			}}
+			l.OpenBlocks = func() (daemon.Blocks, error) { return s, nil }
+			if at == "rescan" {
+				l.Plane.AddTarget(iqn, &daemontest.Target{Units: []ipc.Unit{daemontest.Disk(0, 64<<20)}})
+			}
+			d = l.start()
+			l.login(d)
+			if at == "rescan" {
+				l.Plane.SetUnits(iqn, true, daemontest.Disk(0, 64<<20), daemontest.Disk(1, 1<<30))
+			}
+			eventually(t, d, "a device for the other unit", func() bool { x := byLUN(d)[1]; return x.State == api.DeviceLive && x.WWID == other.WWID })
+			if _, err := d.Logout(context.Background(), api.LogoutRequest{Session: iqn}); err != nil {
+				t.Fatal(err)
+			}
+			l.clean()
+		})
+	}
+}
+
+// A unit that the data plane knows as another one is tried again, as what it is then.
+func TestUnitOutdated(t *testing.T) {
+	t.Cleanup(daemon.Hurry(20*time.Millisecond, time.Second))
+	l := newLab(t)
+	d := l.start()
+	l.Plane.Fail(ipc.MethodAttach, 0, &ipc.Error{Code: api.ErrAgain, Text: "another logical unit now"})
+	l.login(d)
+	eventually(t, d, "both devices", func() bool { return len(byLUN(d)) == 2 })
+	if _, err := d.Logout(context.Background(), api.LogoutRequest{Session: iqn}); err != nil {
+		t.Fatal(err)
+	}
+	l.clean()
 }
 
 // What changed while no daemon was there is made up for by the next one.

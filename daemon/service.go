@@ -123,6 +123,7 @@ type session struct {
 	orphan  bool // its data plane is gone, and the next one does not know of it yet
 
 	reconciling bool // a reconcile is going to begin: see rescan.go
+	told        bool // the data plane has said something of the session while it was being made
 }
 
 // device is a served unit. Immutable, but for what memory points to.

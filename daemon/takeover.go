@@ -325,7 +325,10 @@ func (s *Service) takeOverDevice(ctx context.Context, pc planeConn, d *device, a
 		if err := s.awaitRelease(ctx, b, d.UblkID); err != nil {
 			return r, err
 		}
-		attach := ipc.AttachRequest{Group: d.Group, LUN: d.Unit.LUN, UblkID: d.UblkID, Queues: d.Queues, Depth: d.Depth, MaxIO: d.MaxIO, Recover: true}
+		attach := ipc.AttachRequest{
+			Group: d.Group, LUN: d.Unit.LUN, WWID: d.Unit.WWID, Serial: d.Unit.Serial,
+			UblkID: d.UblkID, Queues: d.Queues, Depth: d.Depth, MaxIO: d.MaxIO, Recover: true,
+		}
 		if err := s.run(ctx, func(ctx context.Context) error { return pc.call(ctx, ipc.MethodAttach, attach, nil) }); err != nil {
 			return r, api.Wrap(err, api.ErrInternal, "attach %s", d.path())
 		}

@@ -72,6 +72,9 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	if unit == nil || !unit.Usable {
 		return &ipc.Error{Code: api.ErrNotFound, Text: fmt.Sprintf("target %s has no usable logical unit %#x", g.request.Target, a.LUN)}
 	}
+	if unit.WWID != a.WWID || unit.Serial != a.Serial {
+		return &ipc.Error{Code: api.ErrAgain, Text: fmt.Sprintf("target %s has another logical unit under %#x now", g.request.Target, a.LUN)}
+	}
 	char, err := ublk.Open(a.UblkID)
 	if err != nil {
 		return err

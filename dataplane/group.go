@@ -38,8 +38,9 @@ type group struct {
 	state     string
 	since     time.Time
 	err       error
-	failed    int        // paths without a session
-	units     []*lu.Unit // replaced, never changed
+	failed    int               // paths without a session
+	units     []*lu.Unit        // replaced, never changed
+	unlooked  map[scsi.LUN]bool // what units says of these was found wrong, and the target has not been asked yet
 	devices   int
 
 	registered map[scsi.LUN]registration // persistent reservations: the keys that the sessions are registered with
@@ -244,12 +245,12 @@ func (g *group) end(ctx context.Context) error {
 	return first
 }
 
-// unit finds a logical unit of the group.
+// unit finds a logical unit of the group. One of which it is only known that it is not what it was is not found.
 func (g *group) unit(lun uint64) *lu.Unit {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, u := range g.units {
-		if uint64(u.LUN) == lun {
+		if uint64(u.LUN) == lun && !g.unlooked[u.LUN] {
 			return u
 		}
 	}

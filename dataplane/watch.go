@@ -217,6 +217,9 @@ func (g *group) look(ctx context.Context) error {
 	g.looking.Lock()
 	defer g.looking.Unlock()
 	before := g.unitMessages()
+	g.mu.Lock()
+	unlooked := maps.Clone(g.unlooked) // one that is added from here on has to be looked at again
+	g.mu.Unlock()
 	doubts := map[*device]uint64{}
 	for _, d := range g.served() {
 		doubts[d] = d.doubts.Load()
@@ -241,11 +244,14 @@ func (g *group) look(ctx context.Context) error {
 		now[old.LUN] = old
 	}
 	for i, u := range units {
-		if old := now[u.LUN]; u.Err != nil && old != nil && old.Err == nil {
+		if old := now[u.LUN]; u.Err != nil && old != nil && old.Err == nil && !unlooked[u.LUN] {
 			units[i] = old // it did not answer: what was known stays
 		}
 	}
 	g.units = units
+	for lun := range unlooked {
+		delete(g.unlooked, lun)
+	}
 	g.mu.Unlock()
 	clear(now)
 	for _, u := range probed {
@@ -455,7 +461,17 @@ func (p *path) prove(ctx context.Context, exec executor) error {
 			if now.Err != nil {
 				why = "the unit did not tell who it is after the session came back: " + now.Err.Error()
 			}
-			if why != "" && d.condemn(why) {
+			if why == "" {
+				return nil
+			}
+			g := p.group
+			g.mu.Lock()
+			if g.unlooked == nil {
+				g.unlooked = map[scsi.LUN]bool{}
+			}
+			g.unlooked[d.lun] = true
+			g.mu.Unlock()
+			if d.condemn(why) {
 				mu.Lock()
 				told = true
 				mu.Unlock()
@@ -485,10 +501,13 @@ func (g *group) unitMessages() []ipc.Unit {
 		d.mu.Unlock()
 	}
 	g.mu.Lock()
-	units := g.units
+	units, unlooked := g.units, maps.Clone(g.unlooked)
 	g.mu.Unlock()
 	list := make([]ipc.Unit, 0, len(units))
 	for _, u := range units {
+		if unlooked[u.LUN] {
+			continue // what stands there now is not known
+		}
 		m := unitMessage(u)
 		m.Changed = why[u.LUN]
 		delete(why, u.LUN)

@@ -178,6 +178,8 @@ type LogoutRequest struct {
 type AttachRequest struct {
 	Group   string `json:"group"`
 	LUN     uint64 `json:"lun"`
+	WWID    string `json:"wwid"`   // of the unit, and
+	Serial  string `json:"serial"` // as the control plane knows it: another one is not served under its name
 	UblkID  int    `json:"ublk_id"`
 	Queues  int    `json:"queues"`
 	Depth   int    `json:"depth"`
