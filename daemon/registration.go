@@ -52,7 +52,8 @@ type deviceMemory struct {
 	working bool             // its goroutine runs
 	doing   uint32           // part that is being registered, 0 for none
 	tuned   bool             // merging is off, by us
-	since   ipc.TierCount    // requests when somebody began to use memory
+	since   ipc.TierCount    // requests when the last of the memory that is in use was registered
+	recount bool             // since is to be taken again
 	used    bool             // somebody uses memory that is registered
 	adopted bool             // made by another daemon, which may have turned merging off
 	strange bool             // the driver may have memory registered that nobody knows any more
@@ -248,7 +249,32 @@ func (s *Service) nextLocked(dm *deviceMemory) func(context.Context) bool {
 	if used != dm.used && !w.starting {
 		return func(ctx context.Context) bool { return s.tune(ctx, w, used) }
 	}
+	if dm.recount {
+		return func(ctx context.Context) bool { return s.recount(ctx, w) }
+	}
 	return nil
+}
+
+// recount has requests from registered memory counted from now on: before, some of the memory was not registered yet.
+func (s *Service) recount(ctx context.Context, dm work) bool {
+	since := s.requests(ctx, dm)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	dm.since, dm.recount = since, false
+	return true
+}
+
+// requests are those that a device has served, as far as the data plane tells.
+func (s *Service) requests(ctx context.Context, dm work) (n ipc.TierCount) {
+	var st ipc.State
+	if err := s.run(ctx, func(ctx context.Context) error { return dm.conn.call(ctx, ipc.MethodState, ipc.Empty{}, &st) }); err == nil {
+		for _, d := range st.Devices {
+			if d.UblkID == dm.ublkID {
+				n = tierRequests(d.Queues)
+			}
+		}
+	}
+	return n
 }
 
 // live asks the driver once more whether a device is live, which it answers whatever else is at work.
@@ -322,7 +348,7 @@ func (s *Service) register(ctx context.Context, dm work, b *buffer, p bufferPart
 	switch {
 	case err == nil:
 		s.mu.Lock()
-		dm.index[p.id], dm.late = index, nil
+		dm.index[p.id], dm.late, dm.recount = index, nil, dm.used
 		s.changedLocked()
 		s.mu.Unlock()
 		s.removeNote(dm.ublkID)
@@ -496,14 +522,7 @@ func bindings(st ipc.State, id int) map[uint32]int {
 func (s *Service) tune(ctx context.Context, dm work, used bool) bool {
 	var since ipc.TierCount
 	if used {
-		var st ipc.State
-		if err := s.run(ctx, func(ctx context.Context) error { return dm.conn.call(ctx, ipc.MethodState, ipc.Empty{}, &st) }); err == nil {
-			for _, d := range st.Devices {
-				if d.UblkID == dm.ublkID {
-					since = tierRequests(d.Queues)
-				}
-			}
-		}
+		since = s.requests(ctx, dm)
 	}
 	s.mu.Lock()
 	tuned, adopted := dm.tuned, dm.adopted
