@@ -162,7 +162,7 @@ func TestDataPlaneKilled(t *testing.T) {
 			for lun, d := range before {
 				jobs = append(jobs, fioVerify(fmt.Sprintf("lun%d", lun), d.Path, d.Size)...)
 			}
-			for round := range kills() {
+			for round := range kills {
 				wait := startFio(t, jobs)
 				progress(t, before)
 				old := status(t).DataPlane.PID
@@ -203,13 +203,8 @@ func TestDataPlaneKilled(t *testing.T) {
 	}
 }
 
-// kills is how often a process is killed: a few times in a test, often in a soak.
-func kills() int {
-	if os.Getenv("SOAK") != "" {
-		return 50
-	}
-	return 2
-}
+// kills is how often a process is killed.
+const kills = 2
 
 // progress waits until the kernel has completed more requests of every device than it had.
 func progress(t testing.TB, devs map[uint16]api.Device) {
