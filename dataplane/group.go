@@ -43,6 +43,7 @@ type group struct {
 	unlooked  map[scsi.LUN]bool // what units says of these was found wrong, and the target has not been asked yet
 	devices   int
 
+	unfenced   unfenced                  // what lost sessions may still change: see fence.go
 	registered map[scsi.LUN]registration // persistent reservations: the keys that the sessions are registered with
 	reserving  sync.Mutex                // held while one of them changes
 }
@@ -176,6 +177,7 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 		if late {
 			return
 		}
+		p.fenceOff(g.ctx)
 		p.reactor.Do(func() {
 			if p.session == nil {
 				p.fail()

@@ -396,34 +396,53 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, done <-chan st
 		err = p.restoreRegistrations(ctx, exec, other)
 	}
 	if err != nil {
-		p.reactor.Call(func() {
-			if p.unproven == session {
-				session.Terminate(err)
-			}
-		})
-		<-done
+		p.giveUpProof(session, err, done)
 		return err
 	}
-	up := false
-	p.reactor.Call(func() {
-		if up = p.unproven == session; !up {
-			return
+	up, fenced := false, false
+	for !fenced {
+		if err := p.fence(ctx, session); err != nil {
+			p.giveUpProof(session, err, done)
+			return err
 		}
-		p.unproven = nil
-		p.session, p.refuse = session, false
-		p.release(func(t *iscsi.Task) {
-			if _, single := t.Handler.(*execution); lu.Condemned(t) || single && other[t.LUN] {
-				t.Outcome = iscsi.NotSent
-				t.Handler.TaskDone(t)
-				return
+		p.reactor.Call(func() {
+			if fenced = p.fenced(); fenced {
+				up = p.begin(session, other)
 			}
-			session.Submit(t)
 		})
-	})
+	}
 	if !up {
 		return fmt.Errorf("%w right after the login", iscsi.ErrSessionLost)
 	}
 	return nil
+}
+
+// begin makes a session that has proven itself the path's, and sends what waits. It runs on the reactor, and returns false when the session has ended.
+func (p *path) begin(session *iscsi.Session, other map[scsi.LUN]bool) bool {
+	if p.unproven != session {
+		return false
+	}
+	p.unproven = nil
+	p.session, p.refuse = session, false
+	p.release(func(t *iscsi.Task) {
+		if _, single := t.Handler.(*execution); lu.Condemned(t) || single && other[t.LUN] {
+			t.Outcome = iscsi.NotSent
+			t.Handler.TaskDone(t)
+			return
+		}
+		session.Submit(t)
+	})
+	return true
+}
+
+// giveUpProof ends a session that the path cannot use. done is closed when it has ended.
+func (p *path) giveUpProof(session *iscsi.Session, why error, done <-chan struct{}) {
+	p.reactor.Call(func() {
+		if p.unproven == session {
+			session.Terminate(why)
+		}
+	})
+	<-done
 }
 
 // strangers are the numbers under which another unit stands now than the one that a device was made for.

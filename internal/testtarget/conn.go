@@ -110,6 +110,9 @@ func (c *Conn) Discovery() bool { return c.discovery }
 // Initiator is the name that the initiator gave. It is for hooks.
 func (c *Conn) Initiator() string { return c.initiator }
 
+// ISID returns the initiator's part of the session's name, from its first Login Request.
+func (c *Conn) ISID() [6]byte { return c.isid }
+
 // Write sends a PDU as it is, past the hooks. StatSN, ExpCmdSN and MaxCmdSN are the caller's ([Conn.Numbers] fills in what is right).
 func (c *Conn) Write(p *PDU) error {
 	c.target.record(c, true, p)

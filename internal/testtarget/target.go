@@ -85,6 +85,7 @@ type Target struct {
 	logins     int
 	tsih       uint16
 	sessions   map[nexus]*Conn
+	lingering  map[nexus][]*Conn // ended without a logout, with commands that are still at work: parked ones
 	events     []Event
 	violations []string
 	hooks      Hooks
@@ -141,7 +142,7 @@ func Start(config Config) (*Target, error) {
 	if config.PortGroup == 0 {
 		config.PortGroup = 1
 	}
-	t := &Target{config: config, conns: make(map[*Conn]bool), sessions: make(map[nexus]*Conn), hooks: config.Hooks, luns: slices.Clone(config.Units)}
+	t := &Target{config: config, conns: make(map[*Conn]bool), sessions: make(map[nexus]*Conn), lingering: make(map[nexus][]*Conn), hooks: config.Hooks, luns: slices.Clone(config.Units)}
 	for i, u := range config.Units {
 		if u != nil {
 			u.serve(t, i)
@@ -223,7 +224,13 @@ func (t *Target) nexuses() []nexus {
 
 // others runs f for every other connection.
 func (t *Target) others(c *Conn, f func(*Conn)) {
-	for _, o := range t.Conns() {
+	list := t.Conns()
+	t.mu.Lock()
+	for _, l := range t.lingering {
+		list = append(list, l...)
+	}
+	t.mu.Unlock()
+	for _, o := range list {
 		if o != c {
 			f(o)
 		}
@@ -338,23 +345,35 @@ func (t *Target) record(c *Conn, sent bool, p *PDU) {
 func (t *Target) established(c *Conn) {
 	n := c.nexus()
 	t.mu.Lock()
-	old := t.sessions[n]
+	old, lingering := t.sessions[n], t.lingering[n]
 	t.sessions[n] = c
+	delete(t.lingering, n)
 	t.logins++
 	t.mu.Unlock()
 	if old != nil {
 		old.Close()
+		lingering = append(lingering, old)
+	}
+	for _, l := range lingering {
+		l.forget(func(*task) bool { return true })
 	}
 }
 
-// gone forgets a connection. Nexus loss ends what its session held at the units.
+// gone forgets a connection. Nexus loss ends what its session held at the units. Commands that are parked go on: a target that waits for its medium
+// cannot take back what it has given it, until a reset or the reinstatement of the session waits for them.
 func (t *Target) gone(c *Conn) {
 	n := c.nexus()
+	c.mu.Lock()
+	busy := len(c.parked) > 0
+	c.mu.Unlock()
 	t.mu.Lock()
 	delete(t.conns, c)
 	last := t.sessions[n] == c
 	if last {
 		delete(t.sessions, n)
+		if busy {
+			t.lingering[n] = append(t.lingering[n], c)
+		}
 	}
 	luns := slices.Clone(t.luns)
 	t.mu.Unlock()

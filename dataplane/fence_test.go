@@ -1,0 +1,143 @@
+package dataplane
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/testtarget"
+	"iserd.org/iserd/iscsi"
+	"iserd.org/iserd/scsi"
+)
+
+// zombie is a target that has parked a write of a session whose connection is then lost.
+type zombie struct {
+	target *testtarget.Target
+	unit   *testtarget.Unit
+	park   *testtarget.Park
+}
+
+// opLogin is the opcode of a Login Request without its bits.
+const opLogin = 0x03
+
+// lateWrite logs in, has a write of the first session parked at the target, and refuses logins that the test does not want.
+func lateWrite(t *testing.T, refuse func(path int) bool) (p *Plane, z *zombie, w *writer) {
+	t.Helper()
+	p = newPlane(t)
+	z = &zombie{unit: testtarget.NewUnit(1 << 20)}
+	if _, err := z.unit.WriteAt(bytes.Repeat([]byte{1}, 512), 3*512); err != nil {
+		t.Fatal(err)
+	}
+	z.target = newTarget(t, testtarget.Config{Units: []*testtarget.Unit{z.unit}})
+	r := loginTo(z.target)
+	one := 1
+	r.Settings.ReplacementTimeout = &one
+	if _, err := ask[ipc.Group](t, p, ipc.MethodLogin, r); err != nil {
+		t.Fatal(err)
+	}
+	z.park = z.target.Park(func(_ int, cdb []byte) bool { return cdb[0] == scsi.OpWrite10 })
+	w = newWriter(p.groups["g1"].paths[0], 0, nil)
+	if err := z.park.Wait(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	z.target.SetHooks(testtarget.Hooks{Received: func(c *testtarget.Conn, q *testtarget.PDU) bool {
+		if q.Opcode() == opLogin && refuse(pathOf([6]byte(q.BHS[8:14]))) {
+			c.Close()
+			return false
+		}
+		return true
+	}})
+	return p, z, w
+}
+
+// pathOf is the number of the path that logs in with an ISID, see loginTo.
+func pathOf(isid [6]byte) int { return int(isid[4])<<8 + int(isid[5]) - 0xff }
+
+// lose ends the connection of a path at the target's end.
+func (z *zombie) lose(path int) {
+	for _, c := range z.target.Conns() {
+		if c.FullFeature() && pathOf(c.ISID()) == path {
+			c.Close()
+		}
+	}
+}
+
+// check releases what is parked and looks at what the block holds.
+func (z *zombie) check(t *testing.T, untouched bool, resets int) {
+	t.Helper()
+	z.park.Close()
+	b := make([]byte, 512)
+	if _, err := z.unit.ReadAt(b, 3*512); err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Equal(b, bytes.Repeat([]byte{1}, 512)) != untouched {
+		t.Errorf("the block begins with % x, untouched: want %v", b[:4], untouched)
+	}
+	if n := z.unit.Resets(); n != resets {
+		t.Errorf("%d resets, want %d", n, resets)
+	}
+}
+
+// A write fails because its session does not come back while the other one is there: it does not take effect later.
+func TestFenceByReset(t *testing.T) {
+	p, z, w := lateWrite(t, func(path int) bool { return path == 0 })
+	z.lose(0)
+	if got := <-w.done; got[0] != iscsi.Lost || got[len(got)-1] != iscsi.NotSent {
+		t.Errorf("outcomes %v", got)
+	}
+	if s := sessionCounters(t, p, 1); s.Resets != 1 {
+		t.Errorf("the other session %+v", s)
+	}
+	z.check(t, true, 1)
+}
+
+// A write fails while no session is there: the first that comes back makes sure that it does not take effect later.
+func TestFenceLater(t *testing.T) {
+	closed := make(chan struct{})
+	p, z, w := lateWrite(t, func(path int) bool {
+		select {
+		case <-closed:
+			return path == 0
+		default:
+			return true
+		}
+	})
+	events := watchGroup(p)
+	loseAll(z.target)
+	if got := <-w.done; got[0] != iscsi.Lost || got[len(got)-1] != iscsi.NotSent {
+		t.Errorf("outcomes %v", got)
+	}
+	for len(events) > 0 {
+		<-events
+	}
+	close(closed)
+	for limit := time.After(10 * time.Second); ; {
+		select {
+		case g := <-events:
+			if g.Sessions[1].State != iscsi.StateLoggedIn.String() {
+				continue
+			}
+		case <-limit:
+			t.Error("no session comes back")
+		}
+		break
+	}
+	z.check(t, true, 1)
+}
+
+// The session of the write itself comes back first: nobody else need do anything.
+func TestFenceByReinstatement(t *testing.T) {
+	p, z, w := lateWrite(t, func(int) bool { return false })
+	events := watchGroup(p)
+	z.lose(0)
+	until(t, events, ipc.GroupUp)
+	if err := z.park.Wait(t.Context(), 1); err != nil { // the repetition; the first is no more
+		t.Fatal(err)
+	}
+	z.park.Release(-1)
+	if got := <-w.done; got[len(got)-1] != iscsi.Responded {
+		t.Errorf("outcomes %v", got)
+	}
+	z.check(t, false, 0)
+}
