@@ -21,9 +21,20 @@ import (
 // group.mu.
 type unfenced map[*path]map[scsi.LUN]bool
 
-// atLarge are the units for which the lost session has sent commands that were not answered and that may change something.
+// atLarge are the units for which the lost session has sent commands that were not answered and that may change something. Of a session that an earlier
+// data plane had nothing is known, so these are all.
 func (p *path) atLarge() map[scsi.LUN]bool {
 	luns := map[scsi.LUN]bool{}
+	g := p.group
+	g.mu.Lock()
+	if p.last.old {
+		for _, u := range g.units {
+			if u.Usable {
+				luns[u.LUN] = true
+			}
+		}
+	}
+	g.mu.Unlock()
 	p.reactor.Call(func() {
 		for h := p.held.head; h != nil; h = h.next {
 			if t := h.task; t.Outcome == iscsi.Lost && t.Direction != iscsi.Read && t.CDB[0] != scsi.OpSynchronizeCache10 && t.CDB[0] != scsi.OpSynchronizeCache16 {
@@ -42,12 +53,7 @@ func (p *path) fenceOff(ctx context.Context) {
 		return
 	}
 	g := p.group
-	g.mu.Lock()
-	if g.unfenced == nil {
-		g.unfenced = unfenced{}
-	}
-	g.unfenced[p] = luns
-	g.mu.Unlock()
+	g.unfence(p, luns)
 	for _, o := range g.paths {
 		var session *iscsi.Session
 		o.reactor.Call(func() { session = o.session })
@@ -65,12 +71,11 @@ func (p *path) fenceOff(ctx context.Context) {
 	}
 }
 
-// fence resets, through a session of p's, the units that lost sessions of other paths may still change. A unit that refuses to be reset is left alone:
+// fence resets, through a session of p's, the units that lost sessions may still change. A unit that refuses to be reset is left alone:
 // there is nothing else that could be done about it, and it is logged.
 func (p *path) fence(ctx context.Context, session *iscsi.Session) error {
 	g := p.group
 	g.mu.Lock()
-	delete(g.unfenced, p) // its own login has ended its own tasks
 	luns := map[scsi.LUN]bool{}
 	for _, m := range g.unfenced {
 		maps.Copy(luns, m)
@@ -104,12 +109,36 @@ func (p *path) fenced() bool {
 	g := p.group
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for o := range g.unfenced {
-		if o != p {
-			return false
-		}
+	return len(g.unfenced) == 0
+}
+
+// reinstated notes that p has logged in with the portal group tpgt. With the group of the session before it is that session's reinstatement, which has
+// ended its tasks. With another one it is a session with another port of the target, and the one before goes on there (RFC 7143 section 4.4.3.1).
+func (p *path) reinstated(tpgt uint16) {
+	g := p.group
+	g.mu.Lock()
+	moved := p.last.there && p.last.tpgt != tpgt
+	if !moved {
+		delete(g.unfenced, p)
 	}
-	return true
+	g.mu.Unlock()
+	if !moved {
+		return
+	}
+	if luns := p.atLarge(); len(luns) > 0 {
+		g.log(p).Warnf("the target has sent the session to another portal group, %d instead of %d", tpgt, p.last.tpgt)
+		g.unfence(p, luns)
+	}
+}
+
+// unfence notes that units have to be reset.
+func (g *group) unfence(p *path, luns map[scsi.LUN]bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.unfenced == nil {
+		g.unfenced = unfenced{}
+	}
+	g.unfenced[p] = luns
 }
 
 // resetUnit sends LOGICAL UNIT RESET and waits for the answer.

@@ -126,6 +126,51 @@ func TestFenceLater(t *testing.T) {
 	z.check(t, true, 1)
 }
 
+// The session comes back with another portal group, which reinstates nothing: the write is repeated after a reset.
+func TestFenceOtherPort(t *testing.T) {
+	_, z, w := lateWrite(t, func(int) bool { return false })
+	z.target.SetPortGroup(2)
+	z.lose(0)
+	for deadline := time.Now().Add(10 * time.Second); z.unit.Resets() == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	}
+	if err := z.park.Wait(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if n := z.park.Waiting(); n != 1 {
+		t.Errorf("%d writes are under way", n)
+	}
+	z.park.Release(-1)
+	if got := <-w.done; got[len(got)-1] != iscsi.Responded {
+		t.Errorf("outcomes %v", got)
+	}
+	z.check(t, false, 1)
+}
+
+// What an earlier data plane has sent is not known: when its session does not come back in time, every unit is reset.
+func TestFenceAfterRestore(t *testing.T) {
+	p := newPlane(t)
+	unit := testtarget.NewUnit(1 << 20)
+	target := newTarget(t, testtarget.Config{Units: []*testtarget.Unit{unit}})
+	target.SetHooks(testtarget.Hooks{Received: func(c *testtarget.Conn, q *testtarget.PDU) bool {
+		if q.Opcode() == opLogin && pathOf([6]byte(q.BHS[8:14])) == 0 {
+			c.Close()
+			return false
+		}
+		return true
+	}})
+	r := ipc.RestoreRequest{LoginRequest: loginTo(target), TPGT: 1, Units: []ipc.Unit{{LUN: 0, Usable: true, Blocks: 2048, LogicalBlockSize: 512}}}
+	one := 1
+	r.Settings.ReplacementTimeout = &one
+	events := watchGroup(p)
+	if _, err := ask[ipc.Group](t, p, ipc.MethodRestore, r); err != nil {
+		t.Fatal(err)
+	}
+	until(t, events, ipc.GroupFailed)
+	if n := unit.Resets(); n != 1 {
+		t.Errorf("%d resets, want 1", n)
+	}
+}
+
 // The session of the write itself comes back first: nobody else need do anything.
 func TestFenceByReinstatement(t *testing.T) {
 	p, z, w := lateWrite(t, func(int) bool { return false })

@@ -47,6 +47,11 @@ type path struct {
 	info  ipc.Session
 	down  chan struct{} // closed when the session that Logout ended is gone
 	since time.Time     // the present session's begin
+	last  struct {      // the session before the next one
+		there bool   // there was one, of this data plane or, if old,
+		old   bool   // of one that has ended, so that nobody knows what it had sent
+		tpgt  uint16 // of the target's portal group that it was with
+	}
 
 	pause time.Duration // before the next login; only the recovery goroutine uses it
 }
@@ -187,11 +192,12 @@ func (p *path) loginAt(ctx context.Context, portal string) error {
 		port.Close()
 		return err
 	}
-	if err := p.adopt(ctx, session, lost); err != nil {
+	if err := p.adopt(ctx, session, result.TargetPortalGroupTag, lost); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	p.down, p.since = lost, time.Now()
+	p.last.there, p.last.old, p.last.tpgt = true, false, result.TargetPortalGroupTag
 	p.info = ipc.Session{
 		Reactor:      p.reactor.index,
 		ISID:         isid,

@@ -32,6 +32,7 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 	go g.runWatch()
 	for i, path := range g.paths {
 		path.info = ipc.Session{Reactor: i, State: "FAILED", Negotiated: map[string]string{}}
+		path.last.there, path.last.old, path.last.tpgt = true, true, r.TPGT
 		go func() {
 			defer g.tasks.Done()
 			path.runRecovery(0, 0)

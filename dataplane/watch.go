@@ -386,9 +386,10 @@ func (d *device) condemn(why string) bool {
 
 // adopt gives a path its new session, if the units of the devices are what they were. done is closed when the session has ended.
 //
-// The login has ended the tasks of the session before, so that requests which wait may be sent again; but what they were meant for may have been
+// The login has ended the tasks of the session before (if it was with the same portal group of the target: see reinstated), so that requests which wait
+// may be sent again; but what they were meant for may have been
 // unmapped meanwhile, and another unit may stand in its place. New requests wait, too, until that is known.
-func (p *path) adopt(ctx context.Context, session *iscsi.Session, done <-chan struct{}) error {
+func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, done <-chan struct{}) error {
 	exec := executor{p: p, session: session}
 	err := p.prove(ctx, exec)
 	other := p.group.strangers()
@@ -399,6 +400,7 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, done <-chan st
 		p.giveUpProof(session, err, done)
 		return err
 	}
+	p.reinstated(tpgt)
 	up, fenced := false, false
 	for !fenced {
 		if err := p.fence(ctx, session); err != nil {

@@ -19,6 +19,7 @@ type Conn struct {
 
 	initiator string
 	isid      [6]byte
+	group     uint16 // portal group
 	tsih      uint16
 	discovery bool
 
@@ -62,12 +63,12 @@ type link interface {
 // errUnsupported is what a connection over RDMA says to things that only a socket has.
 var errUnsupported = errors.New("this connection is no socket")
 
-func newConn(t *Target, l link, number int) *Conn {
+func newConn(t *Target, l link, number int, group uint16) *Conn {
 	p := defaultParams()
 	if t.config.ISER {
 		p.recvMax = iserDataMax
 	}
-	return &Conn{Number: number, target: t, link: l, params: p, tasks: make(map[uint32]*task), parked: make(map[uint32]*task)}
+	return &Conn{Number: number, target: t, group: group, link: l, params: p, tasks: make(map[uint32]*task), parked: make(map[uint32]*task)}
 }
 
 // Close ends the connection at once.

@@ -112,7 +112,7 @@ func (r *request) designators(serial string) []byte {
 	naa[0] = 0x60
 	binary.BigEndian.PutUint64(naa[8:], h)
 	b = append(append(b, 0x01, 0x03, 0, 16), naa...)
-	group := r.t.config.PortGroup
+	group := r.nexus.port
 	b = append(b, 0x51, 0x94, 0, 4, 0, 0, byte(group>>8), byte(group)) // relative target port
 	b = append(b, 0x51, 0x95, 0, 4, 0, 0, byte(group>>8), byte(group)) // target port group
 	name := fmt.Sprintf("%s,t,0x%04x", r.t.config.Name, group)

@@ -93,7 +93,7 @@ func (c *Conn) handleLogin(p *PDU) error {
 		l.secure = chap == nil || c.discovery && chap.OpenDiscovery
 	}
 	if first && !c.discovery {
-		reply = append(reply, pair{"TargetPortalGroupTag", strconv.Itoa(int(c.target.config.PortGroup))})
+		reply = append(reply, pair{"TargetPortalGroupTag", strconv.Itoa(int(c.group))})
 		if a := c.target.config.Alias; a != "" {
 			reply = append(reply, pair{"TargetAlias", a})
 		}

@@ -146,7 +146,7 @@ func (t *Target) run(k *task) result {
 	if held := u.holds(r.nexus, c); held.status != 0 {
 		return held
 	}
-	if denied := u.access(t.config.PortGroup, c); denied.status != 0 {
+	if denied := u.access(r.nexus.port, c); denied.status != 0 {
 		return denied
 	}
 	return c.run(r)
@@ -223,4 +223,4 @@ func encodeLUN(b []byte, lun int) {
 func (c *Conn) unit(lun int) *Unit { return c.target.unit(lun) }
 
 // nexus names the session of a connection; it is the I_T nexus of SCSI.
-func (c *Conn) nexus() nexus { return nexus{c.initiator, c.isid, c.target.config.PortGroup} }
+func (c *Conn) nexus() nexus { return nexus{c.initiator, c.isid, c.group} }

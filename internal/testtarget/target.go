@@ -276,6 +276,13 @@ func (t *Target) Conns() []*Conn {
 	return list
 }
 
+// SetPortGroup makes connections to come those of another port group.
+func (t *Target) SetPortGroup(group uint16) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.config.PortGroup = group
+}
+
 // Logins returns how many normal sessions have reached the full feature phase since Start.
 func (t *Target) Logins() int {
 	t.mu.Lock()
@@ -318,7 +325,7 @@ func (t *Target) runAccept() {
 			return
 		}
 		t.accepted++
-		c := newConn(t, l, t.accepted)
+		c := newConn(t, l, t.accepted, t.config.PortGroup)
 		t.conns[c] = true
 		t.routines.Add(1)
 		t.mu.Unlock()
