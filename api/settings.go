@@ -15,6 +15,7 @@ import (
 // its row in [SettingTable] holds. Lengths are in bytes, times in seconds. The secrets are not here: see [Secret].
 type Settings struct {
 	Transport        string `json:"transport,omitempty"`
+	PathPolicy       string `json:"path_policy,omitempty"`
 	SourceAddress    string `json:"source_address,omitempty"`
 	NetworkInterface string `json:"network_interface,omitempty"`
 	RDMADevice       string `json:"rdma_device,omitempty"`
@@ -47,6 +48,13 @@ type Settings struct {
 
 // Forever is a time without end.
 const Forever = -1
+
+// Values of the setting path_policy.
+const (
+	PathSingle   = "single"   // sessions stay with the portal that they were made with
+	PathFailover = "failover" // they go to another portal when theirs does not answer, and back when it does
+	PathSpread   = "spread"   // so, and each begins with a portal of its own
+)
 
 // Values of the setting auth.
 const (
@@ -114,6 +122,8 @@ var digestValues = []string{"None", "CRC32C", "CRC32C,None", "None,CRC32C"}
 var SettingTable = []Setting{
 	{Name: "transport", Kind: KindChoice, Values: []string{TransportAuto, TransportISER, TransportTCP}, TCP: "auto", ISER: "auto",
 		Help: "auto takes iSER where the portal answers over RDMA", field: func(s *Settings) any { return &s.Transport }},
+	{Name: "path_policy", Kind: KindChoice, Values: []string{PathSingle, PathFailover, PathSpread}, TCP: PathFailover, ISER: PathFailover,
+		Help: "whether sessions go to other portals of the target when theirs does not answer, and how they begin", field: func(s *Settings) any { return &s.PathPolicy }},
 	{Name: "source_address", Kind: KindAddress, TCP: "by route", ISER: "by route", Discovery: true,
 		Help: "address that connections come from", field: func(s *Settings) any { return &s.SourceAddress }},
 	{Name: "network_interface", Kind: KindDevice, Max: 15, TCP: "by route", ISER: "by route", Discovery: true,

@@ -70,7 +70,8 @@ type Connection struct {
 	Resets     uint64 `json:"resets"`                // LOGICAL UNIT RESET
 	Drops      uint64 `json:"drops"`                 // sessions that were ended
 	AuthMethod string `json:"auth_method,omitempty"` // "None", or "CHAP" with algorithm and direction
-	Portal     string `json:"portal,omitempty"`      // where it is, when the target has sent it away from the session's portal
+	Portal     string `json:"portal,omitempty"`      // where it is, when that is not the session's portal
+	Transport  string `json:"transport"`             // by which it is there
 }
 
 // Unit is a logical unit of a session.

@@ -98,7 +98,7 @@ func (s *Service) rebuild(g ipc.Group, d ipc.Device, pid int) (deviceRecord, boo
 			continue
 		}
 		r := deviceRecord{
-			Schema: deviceSchema, UblkID: d.UblkID, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, PID: pid,
+			Schema: deviceSchema, UblkID: d.UblkID, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, TPGT: g.TPGT, Others: g.Others, PID: pid,
 			Queues: len(d.Queues), Depth: s.opt.Config.QueueDepth, MaxIO: s.opt.Config.MaxIO, Unit: u, Created: g.Since,
 		}
 		if err := s.writeDevice(r); err != nil {

@@ -128,7 +128,8 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 	}
 	d := &device{state: api.DeviceStarting}
 	d.deviceRecord = deviceRecord{
-		Schema: deviceSchema, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, TPGT: g.TPGT, PID: pc.hello.PID, Unit: *u, Created: time.Now().UTC(),
+		Schema: deviceSchema, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, TPGT: g.TPGT, Others: g.Others, PID: pc.hello.PID,
+		Unit: *u, Created: time.Now().UTC(),
 	}
 	spec := ublk.DeviceSpec{
 		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: s.serverTag(g.ID, u.LUN),

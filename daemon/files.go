@@ -23,7 +23,8 @@ type deviceRecord struct {
 	Portal    string        `json:"portal"`
 	Transport ipc.Transport `json:"transport"`
 	TPGT      uint16        `json:"tpgt"`
-	PID       int           `json:"pid"` // data plane that serves it
+	Others    []ipc.Route   `json:"others,omitempty"` // further portals, see ipc.LoginRequest
+	PID       int           `json:"pid"`              // data plane that serves it
 	Queues    int           `json:"queues"`
 	Depth     int           `json:"depth"`
 	MaxIO     int           `json:"max_io"`

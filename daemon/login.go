@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -62,7 +63,7 @@ func (s *Service) Login(ctx context.Context, r api.LoginRequest) (api.LoginReply
 		if timeout == 0 {
 			timeout = api.SecondsOr(c.settings.LoginTimeout, s.opt.Config.LoginTimeout)
 		}
-		reply, err := s.loginOne(ctx, pc, c, timeout)
+		reply, err := s.loginOne(ctx, pc, c, s.others(c, cands), timeout)
 		if err == nil {
 			return reply, nil
 		}
@@ -163,7 +164,7 @@ func (s *Service) clearForLogin(ctx context.Context, target string) error {
 }
 
 // loginOne tries one portal. Preconditions: the target's lock is held.
-func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeout time.Duration) (api.LoginReply, error) {
+func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, others []ipc.Route, timeout time.Duration) (api.LoginReply, error) {
 	reply := api.LoginReply{Version: api.Version, Devices: []api.Device{}}
 	id := c.key.ID()
 	isid, number, err := s.isids.Get(id)
@@ -178,7 +179,7 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, timeo
 	if err != nil {
 		return reply, err
 	}
-	req.Portal, req.Transport, req.ISID, req.Timeout = portal.String(), ipc.Transport(c.transport), isid, timeout
+	req.Portal, req.Transport, req.Others, req.ISID, req.Timeout = portal.String(), ipc.Transport(c.transport), others, isid, timeout
 	ss := &session{number: number, state: api.SessionLogin, devices: make(map[int]*device), reasons: make(map[uint64]string)}
 	ss.group = ipc.Group{ID: id, Target: req.Target, Portal: req.Portal, TPGT: 0}
 	s.mu.Lock()
@@ -275,8 +276,28 @@ func (s *Service) loginRequest(pc planeConn, id, target string, set *api.Setting
 	}
 	return ipc.LoginRequest{
 		Group: id, Target: target, InitiatorName: s.name, RequestTimeout: api.SecondsOr(set.RequestTimeout, s.opt.Config.RequestTimeout),
-		Settings: *set, Secret: secrets.Secret, TargetSecret: secrets.TargetSecret,
+		Settings: *set, Policy: cmp.Or(set.PathPolicy, api.PathFailover), Secret: secrets.Secret, TargetSecret: secrets.TargetSecret,
 	}, nil
+}
+
+// others are the portals besides a candidate's where its sessions may go: those of the candidates with the same settings. A secret belongs to a record, so
+// where there is one the other portals must have it, too.
+func (s *Service) others(c candidate, all []candidate) []ipc.Route {
+	routes := []ipc.Route{}
+	for _, o := range all {
+		r := ipc.Route{Portal: o.at.String(), Transport: ipc.Transport(o.transport)}
+		if o.at != c.at && len(c.settings.Changed(&o.settings)) == 0 && s.sameSecrets(c.key.ID(), o.key.ID()) && !slices.Contains(routes, r) {
+			routes = append(routes, r)
+		}
+	}
+	return routes
+}
+
+// sameSecrets tells whether two records have the same secrets for logins.
+func (s *Service) sameSecrets(a, b string) bool {
+	x, xerr := s.secrets.Get(a)
+	y, yerr := s.secrets.Get(b)
+	return xerr == nil && yerr == nil && x.Secret.Equal(y.Secret) && x.TargetSecret.Equal(y.TargetSecret)
 }
 
 // explain finds out whether a login failed because there is no such target: some targets say no more than "service unavailable" then (LIO:

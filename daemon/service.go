@@ -120,7 +120,8 @@ type session struct {
 	group   ipc.Group
 	devices map[int]*device // by ublk id
 	reasons map[uint64]string
-	orphan  bool // its data plane is gone, and the next one does not know of it yet
+	tpgts   []uint16 // of the sessions that its data plane had
+	orphan  bool     // its data plane is gone, and the next one does not know of it yet
 
 	reconciling bool // a reconcile is going to begin: see rescan.go
 	told        bool // the data plane has said something of the session while it was being made
@@ -445,6 +446,7 @@ func (ss *session) show() api.Session {
 		out.Connections = append(out.Connections, api.Connection{
 			Reactor: c.Reactor, ISID: fmt.Sprintf("%x", c.ISID[:]), TSIH: c.TSIH, State: c.State, LocalAddress: c.LocalAddress, RDMADevice: c.RDMADevice,
 			Negotiated: neg, AuthMethod: c.AuthMethod, Portal: c.Portal, Aborts: c.Aborts, Resets: c.Resets, Drops: c.Drops,
+			Transport: string(c.Transport),
 		})
 	}
 	for _, u := range g.Units {

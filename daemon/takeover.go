@@ -51,6 +51,12 @@ func (s *Service) orphanAll() {
 func (s *Service) orphanLocked(ss *session) {
 	ss.group.State = ipc.GroupRecovering
 	ss.group.Error = &ipc.Error{Code: api.ErrConnectionFailed, Text: "the data plane has ended; its requests wait for the next one"}
+	if !ss.orphan {
+		ss.tpgts = nil
+		for _, c := range ss.group.Sessions {
+			ss.tpgts = append(ss.tpgts, c.TPGT)
+		}
+	}
 	ss.group.Sessions = nil
 	if !ss.orphan {
 		ss.orphan, ss.group.Since = true, time.Now()
@@ -118,7 +124,7 @@ func (s *Service) adoptOrphans(ctx context.Context, next map[string]*session, re
 		if ss == nil {
 			ss = &session{number: numbers[o.Group], devices: make(map[int]*device), reasons: make(map[uint64]string)}
 			ss.group = ipc.Group{
-				ID: o.Group, Target: o.Target, Portal: o.Portal, TPGT: o.TPGT, Transport: o.Transport, InitiatorName: s.name,
+				ID: o.Group, Target: o.Target, Portal: o.Portal, TPGT: o.TPGT, Transport: o.Transport, Others: o.Others, InitiatorName: s.name,
 				TransportReason: "it was used before the data plane was restarted",
 			}
 			s.orphanLocked(ss)
@@ -210,7 +216,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 	}
 	defer unlock()
 	s.mu.Lock()
-	current, orphan, group := s.sessions[id] == ss, ss.orphan, ss.group
+	current, orphan, group, tpgts := s.sessions[id] == ss, ss.orphan, ss.group, ss.tpgts
 	group.Units = slices.Clone(group.Units)
 	for _, d := range ss.devices { // what a device was made for, whatever stands under the number now
 		if i := slices.IndexFunc(group.Units, func(u ipc.Unit) bool { return u.LUN == d.Unit.LUN }); i >= 0 {
@@ -225,7 +231,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 	}
 	log := s.log.WithFields(map[string]any{"target": target, "portal": group.Portal})
 	if orphan {
-		g, err := s.restoreSession(ctx, pc, group)
+		g, err := s.restoreSession(ctx, pc, group, tpgts)
 		s.mu.Lock()
 		said := ss.group.Error != nil && err != nil && ss.group.Error.Text == oneLine(err)
 		if err != nil {
@@ -292,7 +298,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 }
 
 // restoreSession makes a session group known to the data plane.
-func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Group) (g ipc.Group, err error) {
+func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Group, tpgts []uint16) (g ipc.Group, err error) {
 	isid, _, err := s.isids.Get(group.ID)
 	if err != nil {
 		return g, api.Errorf(api.ErrDatabase, "%w", err)
@@ -306,8 +312,9 @@ func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Gr
 		return g, err
 	}
 	login.Portal, login.Transport, login.ISID = group.Portal, group.Transport, isid
+	login.Others = group.Others
 	login.Timeout = api.SecondsOr(set.LoginTimeout, s.opt.Config.LoginTimeout)
-	r := ipc.RestoreRequest{LoginRequest: login, TPGT: group.TPGT, Units: group.Units}
+	r := ipc.RestoreRequest{LoginRequest: login, TPGT: group.TPGT, TPGTs: tpgts, Units: group.Units}
 	err = s.run(ctx, func(ctx context.Context) error { return pc.call(ctx, ipc.MethodRestore, r, &g) })
 	return g, err
 }

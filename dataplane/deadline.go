@@ -29,11 +29,12 @@ import (
 
 // patience is how long the target may take to confirm.
 type patience struct {
+	back  time.Duration // before a session returns to a preferred route, the first time
 	abort time.Duration // ABORT TASK
 	reset time.Duration // LOGICAL UNIT RESET, ABORT TASK SET
 }
 
-var defaultPatience = patience{abort: 5 * time.Second, reset: 10 * time.Second}
+var defaultPatience = patience{back: firstReturn, abort: 5 * time.Second, reset: 10 * time.Second}
 
 // flushFactor is how much longer a cache flush may take than other commands, as in the kernel (drivers/scsi/sd.h, SD_FLUSH_TIMEOUT_MULTIPLIER).
 const flushFactor = 2

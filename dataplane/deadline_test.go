@@ -72,7 +72,7 @@ func (h *hang) heal() {
 func hungPlane(t *testing.T, timeout time.Duration, mute ...pdu.TaskFunction) (*Plane, *testtarget.Target, *hang) {
 	t.Helper()
 	p := newPlane(t)
-	p.patience = patience{abort: time.Minute, reset: time.Minute} // for what is answered
+	p.patience = patience{abort: time.Minute, reset: time.Minute, back: firstReturn} // for what is answered
 	for _, f := range mute {
 		if f == pdu.AbortTask {
 			p.patience.abort = 100 * time.Millisecond

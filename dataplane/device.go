@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,7 +87,7 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 		}
 	}()
 	g.mu.Lock()
-	tcp := g.transport == ipc.TransportTCP
+	tcp := slices.ContainsFunc(g.routes, func(r ipc.Route) bool { return r.Transport == ipc.TransportTCP })
 	g.mu.Unlock()
 	if a.Recover {
 		d.doubts.Add(1)
@@ -111,6 +112,7 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 			}
 			q.kernel.OnGone(d.queueGone)
 			g.paths[i].join(q.lu)
+			q.lu.Carry(g.paths[i].overTCP())
 		})
 		if err != nil {
 			return err
@@ -204,9 +206,6 @@ func (d *device) snapshot() ipc.Device {
 	d.mu.Lock()
 	s := ipc.Device{UblkID: d.id, Group: d.group.request.Group, LUN: uint64(d.lun), State: d.state}
 	d.mu.Unlock()
-	d.group.mu.Lock()
-	tcp := d.group.transport == ipc.TransportTCP
-	d.group.mu.Unlock()
 	for _, q := range d.queues {
 		var c lu.Counters
 		q.reactor.Call(func() { c = q.lu.Counters() })
@@ -214,13 +213,11 @@ func (d *device) snapshot() ipc.Device {
 			Reads: c.Reads, Writes: c.Writes, Flushes: c.Flushes, Discards: c.Discards, Zeroes: c.Zeroes, ReadBytes: c.ReadBytes, WriteBytes: c.WriteBytes,
 			Errors: c.Errors, Retries: c.Retries, InFlight: c.InFlight,
 		}
-		if tcp {
-			stats.Tiers.TCP, stats.Requests.TCP = c.ReadBytes+c.WriteBytes, c.Reads+c.Writes
-			stats.Lent = ipc.LentCount{Requests: c.LentRequests, Bytes: c.LentBytes}
-		} else {
-			stats.Tiers.Shared, stats.Requests.Shared = c.SharedBytes, c.SharedRequests
-			stats.Tiers.Registered, stats.Requests.Registered = c.ReadBytes+c.WriteBytes-c.SharedBytes, c.Reads+c.Writes-c.SharedRequests
-		}
+		stats.Tiers.TCP, stats.Requests.TCP = c.TCPBytes, c.TCPRequests
+		stats.Lent = ipc.LentCount{Requests: c.LentRequests, Bytes: c.LentBytes}
+		stats.Tiers.Shared, stats.Requests.Shared = c.SharedBytes, c.SharedRequests
+		stats.Tiers.Registered = c.ReadBytes + c.WriteBytes - c.TCPBytes - c.SharedBytes
+		stats.Requests.Registered = c.Reads + c.Writes - c.TCPRequests - c.SharedRequests
 		s.Queues = append(s.Queues, stats)
 	}
 	return s

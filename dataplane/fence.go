@@ -117,7 +117,7 @@ func (p *path) fenced() bool {
 func (p *path) reinstated(tpgt uint16) {
 	g := p.group
 	g.mu.Lock()
-	moved := p.last.there && p.last.tpgt != tpgt
+	moved := p.last.there && (p.last.tpgt != tpgt || p.last.unknown)
 	if !moved {
 		delete(g.unfenced, p)
 	}

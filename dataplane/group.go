@@ -9,7 +9,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/lu"
@@ -30,8 +29,10 @@ type group struct {
 	notices notices
 	looking sync.Mutex // held while the target is asked for its units
 
-	mu        sync.Mutex // guards what follows, and path.info and path.down
-	transport ipc.Transport
+	mu        sync.Mutex    // guards what follows, and path.info and path.down
+	transport ipc.Transport // of the first route
+	routes    []ipc.Route   // in the order of preference; they do not change
+	returning bool          // runReturn is at work
 	reason    string
 	tpgt      uint16
 	movedTo   string // portal to which the target has moved for good; "" if it has not
@@ -82,8 +83,9 @@ func (g *group) login(ctx context.Context) error {
 	if err := g.chooseTransport(ctx); err != nil {
 		return err
 	}
+	g.plan()
 	for _, p := range g.paths[1:] {
-		if err := p.firstLogin(ctx); err != nil {
+		if err := p.firstLogin(ctx, p.attempt); err != nil {
 			return fmt.Errorf("session %d of %d: %w", p.reactor.index+1, len(g.paths), err)
 		}
 	}
@@ -96,12 +98,12 @@ func (g *group) chooseTransport(ctx context.Context) error {
 	switch g.request.Transport {
 	case ipc.TransportISER, ipc.TransportTCP:
 		g.reason = fmt.Sprintf("%s was asked for", g.request.Transport)
-		return g.paths[0].firstLogin(ctx)
+		return g.paths[0].firstLogin(ctx, g.first)
 	}
 	g.transport = ipc.TransportISER
 	// The attempt may not use up the time of the whole login: a portal that drops RDMA requests never answers.
 	try, cancel := context.WithTimeout(ctx, g.request.Timeout/3)
-	err := g.paths[0].firstLogin(try)
+	err := g.paths[0].firstLogin(try, g.first)
 	cancel()
 	if err == nil {
 		g.reason = "the portal answers over RDMA"
@@ -111,11 +113,16 @@ func (g *group) chooseTransport(ctx context.Context) error {
 		return err
 	}
 	g.transport = ipc.TransportTCP
-	if tcpErr := g.paths[0].firstLogin(ctx); tcpErr != nil {
+	if tcpErr := g.paths[0].firstLogin(ctx, g.first); tcpErr != nil {
 		return fmt.Errorf("%w (and over RDMA before: %v)", tcpErr, err)
 	}
 	g.reason = "fell back to TCP: " + err.Error()
 	return nil
+}
+
+// first logs the first path in where the group is to begin.
+func (g *group) first(ctx context.Context) error {
+	return g.paths[0].login(ctx, ipc.Route{Portal: g.request.Portal, Transport: g.transport})
 }
 
 // sessionEnded notes the end of a path's session and brings it back unless it was asked to end.
@@ -140,7 +147,11 @@ func (g *group) sessionEnded(p *path, err error) {
 	if errors.As(err, &end) {
 		stay = min(end.Time2Wait, replacementTimeout)
 	}
-	g.log(p).WithError(err).Warn("session lost; logging in again")
+	if errors.Is(err, errReturn) {
+		g.log(p).WithError(err).Info("session goes back")
+	} else {
+		g.log(p).WithError(err).Warn("session lost; logging in again")
+	}
 	g.plane.notifyGroup(g) // before a recovery that is quick
 	go func() {
 		defer g.tasks.Done()
@@ -200,9 +211,7 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 			}
 		}
 		p.pause = min(max(2*p.pause, firstPause), lastPause)
-		ctx, cancel := context.WithTimeout(g.ctx, api.SecondsOr(g.request.Settings.LoginTimeout, loginTimeout))
-		err := p.login(ctx)
-		cancel()
+		err := p.attempt(g.ctx)
 		if err == nil {
 			break
 		}

@@ -45,12 +45,15 @@ type path struct {
 
 	// Guarded by group.mu.
 	info  ipc.Session
+	at    int           // route of the session, or of the last one
+	home  int           // that is preferred
 	down  chan struct{} // closed when the session that Logout ended is gone
 	since time.Time     // the present session's begin
 	last  struct {      // the session before the next one
-		there bool   // there was one, of this data plane or, if old,
-		old   bool   // of one that has ended, so that nobody knows what it had sent
-		tpgt  uint16 // of the target's portal group that it was with
+		there   bool   // there was one, of this data plane or, if old,
+		old     bool   // of one that has ended, so that nobody knows what it had sent
+		tpgt    uint16 // of the target's portal group that it was with, unless that is
+		unknown bool
 	}
 
 	pause time.Duration // before the next login; only the recovery goroutine uses it
@@ -125,9 +128,9 @@ func (p *path) fail() {
 
 // firstLogin is login, tried again when the target drops the connection in its course, or says that it is out of resources: isert does the former
 // when it finds no contiguous memory for a session, which passes.
-func (p *path) firstLogin(ctx context.Context) error {
+func (p *path) firstLogin(ctx context.Context, once func(context.Context) error) error {
 	for try := 1; ; try++ {
-		err := p.login(ctx)
+		err := once(ctx)
 		if err == nil || try == 3 || login.RetryOf(err) != login.RetryNow && !errors.Is(err, login.ErrOutOfResources) {
 			return err
 		}
@@ -139,10 +142,10 @@ func (p *path) firstLogin(ctx context.Context) error {
 	}
 }
 
-// loginAt makes a session on the path's reactor, with the target at a portal. It runs on a control goroutine.
-func (p *path) loginAt(ctx context.Context, portal string) error {
+// loginAt makes a session on the path's reactor. It runs on a control goroutine.
+func (p *path) loginAt(ctx context.Context, route ipc.Route) error {
 	g := p.group
-	port, err := g.plane.open(ctx, p.reactor, g.transport, portal, settings.BindingOf(&g.request.Settings))
+	port, err := g.plane.open(ctx, p.reactor, route.Transport, route.Portal, settings.BindingOf(&g.request.Settings))
 	if err != nil {
 		return err
 	}
@@ -197,7 +200,7 @@ func (p *path) loginAt(ctx context.Context, portal string) error {
 	}
 	g.mu.Lock()
 	p.down, p.since = lost, time.Now()
-	p.last.there, p.last.old, p.last.tpgt = true, false, result.TargetPortalGroupTag
+	p.last.there, p.last.old, p.last.unknown, p.last.tpgt = true, false, false, result.TargetPortalGroupTag
 	p.info = ipc.Session{
 		Reactor:      p.reactor.index,
 		ISID:         isid,
@@ -205,11 +208,13 @@ func (p *path) loginAt(ctx context.Context, portal string) error {
 		State:        iscsi.StateLoggedIn.String(),
 		LocalAddress: port.LocalAddr(),
 		RDMADevice:   port.device(),
+		Transport:    route.Transport,
+		TPGT:         result.TargetPortalGroupTag,
 		Negotiated:   result.Negotiated,
 		AuthMethod:   result.AuthMethod,
 	}
-	if portal != g.request.Portal {
-		p.info.Portal = portal
+	if route.Portal != g.request.Portal {
+		p.info.Portal = route.Portal
 	}
 	g.tpgt = result.TargetPortalGroupTag
 	g.mu.Unlock()

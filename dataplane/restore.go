@@ -28,11 +28,17 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 	for i := range r.Units {
 		g.units = append(g.units, unitOf(&r.Units[i]))
 	}
+	g.plan()
 	g.tasks.Add(1 + len(g.paths))
 	go g.runWatch()
 	for i, path := range g.paths {
 		path.info = ipc.Session{Reactor: i, State: "FAILED", Negotiated: map[string]string{}}
 		path.last.there, path.last.old, path.last.tpgt = true, true, r.TPGT
+		if i < len(r.TPGTs) {
+			path.last.tpgt = r.TPGTs[i]
+		} else if len(r.Others) > 0 {
+			path.last.unknown = true
+		}
 		go func() {
 			defer g.tasks.Done()
 			path.runRecovery(0, 0)

@@ -69,37 +69,38 @@ func afterSetting(v *int, fallback time.Duration, f func()) (stop func()) {
 // maxRedirects is how many times one login is sent on. Nobody has more than one level of it; a circle is found before.
 const maxRedirects = 8
 
-// login makes a session, at the portal that was asked for or where the target says it is instead (RFC 7143 section 11.13.5, status class 1). A
+// login makes a session by a route, at its portal or where the target says it is instead (RFC 7143 section 11.13.5, status class 1). A
 // temporary move counts for this login only: after the loss of the session the first portal is asked again. A permanent one is remembered, if the
 // login there succeeds. When the place to which the target has moved cannot be reached, the first portal is asked as well: it may know better.
-func (p *path) login(ctx context.Context) error {
+func (p *path) login(ctx context.Context, r ipc.Route) error {
 	g := p.group
 	g.mu.Lock()
 	moved := g.movedTo
 	g.mu.Unlock()
-	if moved == "" {
-		return p.loginFrom(ctx, g.request.Portal)
+	if moved == "" || r.Portal != g.request.Portal {
+		return p.loginFrom(ctx, r)
 	}
-	err := p.loginFrom(ctx, moved)
+	err := p.loginFrom(ctx, ipc.Route{Portal: moved, Transport: r.Transport})
 	var refused *login.LoginError
 	if err == nil || errors.As(err, &refused) && refused.Class != 0 || ctx.Err() != nil {
 		return err
 	}
-	if second := p.loginFrom(ctx, g.request.Portal); second != nil {
+	if second := p.loginFrom(ctx, r); second != nil {
 		return fmt.Errorf("%w (and at %s, to where the target had moved: %v)", second, moved, err)
 	}
 	return nil
 }
 
 // loginFrom follows redirections that begin at a portal. Of several addresses the first that can be reached counts.
-func (p *path) loginFrom(ctx context.Context, portal string) error {
+func (p *path) loginFrom(ctx context.Context, r ipc.Route) error {
 	g := p.group
+	begin, portal, transport := r.Portal, r.Portal, r.Transport
 	seen := []string{portal}
 	home := portal // as far as every move was for good
 	forGood := true
 	var others []string // further addresses of the last redirection
 	for {
-		err := p.loginAt(ctx, portal)
+		err := p.loginAt(ctx, ipc.Route{Portal: portal, Transport: transport})
 		if err == nil {
 			break
 		}
@@ -147,6 +148,8 @@ func (p *path) loginFrom(ctx context.Context, portal string) error {
 	}
 	if home == g.request.Portal {
 		home = ""
+	} else if begin != g.request.Portal && begin != g.movedTo {
+		return nil // what another portal says is not about the first
 	}
 	g.mu.Lock()
 	g.movedTo = home

@@ -81,7 +81,7 @@ func (g *group) snapshot() *ipc.Group {
 		ID: g.request.Group, Target: g.request.Target, Portal: g.request.Portal, TPGT: g.tpgt,
 		Transport: g.transport, TransportReason: g.reason, State: g.state, Since: g.since,
 		InitiatorName: g.request.InitiatorName, Sessions: []ipc.Session{}, Units: []ipc.Unit{},
-		Settings: g.request.Settings, MovedTo: g.movedTo,
+		Settings: g.request.Settings, Others: g.request.Others, MovedTo: g.movedTo,
 	}
 	if g.err != nil {
 		s.Error = classify(g.err)

@@ -44,6 +44,7 @@ type Counters struct {
 	ReadBytes, WriteBytes  uint64
 	SharedRequests         uint64 // of the READs and WRITEs, those whose data was not copied
 	SharedBytes            uint64
+	TCPRequests, TCPBytes  uint64 // of the READs and WRITEs, those that moved while the session was over TCP
 	LentRequests           uint64 // of the READs and WRITEs, those whose data moved between the socket and the request's own pages
 	LentBytes              uint64
 	Discards, Zeroes       uint64 // DISCARD and WRITE_ZEROES
@@ -77,6 +78,7 @@ type Queue struct {
 	requests []request
 	shared   []*Shared // by the driver's index
 	counters Counters
+	tcp      bool // the path's sessions are over TCP
 }
 
 // blockRequest is what a queue needs of a [ublk.Request].
@@ -134,6 +136,21 @@ func NewQueue(c Config) *Queue {
 
 // Counters returns what the queue has done so far.
 func (q *Queue) Counters() Counters { return q.counters }
+
+// Carry tells by which kind of transport data moves from now on.
+func (q *Queue) Carry(tcp bool) { q.tcp = tcp }
+
+// carried counts the way that the data of a READ or WRITE has taken.
+func (q *Queue) carried(r *request, n int32) {
+	switch {
+	case q.tcp:
+		q.counters.TCPRequests++
+		q.counters.TCPBytes += uint64(n)
+	case r.shared != nil:
+		q.counters.SharedRequests++
+		q.counters.SharedBytes += uint64(n)
+	}
+}
 
 // Submit takes a request from the kernel.
 func (q *Queue) Submit(k *ublk.Request) { q.submit(k) }
@@ -273,19 +290,17 @@ func (q *Queue) finish(r *request, result int32) {
 	case op == ublk.OpRead:
 		q.counters.Reads++
 		q.counters.ReadBytes += uint64(result)
+		q.carried(r, result)
 	case op == ublk.OpWrite:
 		q.counters.Writes++
 		q.counters.WriteBytes += uint64(result)
+		q.carried(r, result)
 	case op == ublk.OpFlush:
 		q.counters.Flushes++
 	default:
 		q.rangeFinished(r)
 	}
 	if r.shared != nil {
-		if result > 0 {
-			q.counters.SharedRequests++
-			q.counters.SharedBytes += uint64(result)
-		}
 		r.unshare(int(result))
 	}
 	if r.lent && result > 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -74,8 +75,8 @@ func (a *app) showSession(s *api.Session) error {
 		t.row("ISID", c.ISID)
 		t.row("TSIH", strconv.Itoa(int(c.TSIH)))
 		t.row("from", c.LocalAddress)
-		if c.Portal != "" {
-			t.row("sent on to", c.Portal)
+		if c.Portal != "" || c.Transport != s.Transport {
+			t.row("is at", cmp.Or(c.Portal, api.Portal{Address: s.Address, Port: s.Port}.String())+" over "+c.Transport)
 		}
 		if c.RDMADevice != "" {
 			t.row("RDMA device", c.RDMADevice)

@@ -553,7 +553,7 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {
 		isid := r.ISID
 		isid[5] += byte(i)
 		g.Sessions = append(g.Sessions, ipc.Session{
-			Reactor: i, ISID: isid, TSIH: uint16(i + 1), State: "LOGGED_IN", LocalAddress: "10.0.0.2:4000", RDMADevice: "rxe0",
+			Transport: g.Transport, TPGT: g.TPGT, Reactor: i, ISID: isid, TSIH: uint16(i + 1), State: "LOGGED_IN", LocalAddress: "10.0.0.2:4000", RDMADevice: "rxe0",
 			Negotiated: map[string]string{"MaxBurstLength": "262144"}, AuthMethod: authMethod(&r),
 		})
 	}

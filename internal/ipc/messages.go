@@ -77,10 +77,20 @@ type LoginRequest struct {
 
 	// RequestTimeout is how long a command may go without an answer before it is aborted, nanoseconds; 0: for ever.
 	RequestTimeout time.Duration `json:"request_timeout,omitempty"`
+	// Others are further portals of the target, in the order of preference, and Policy says what for: one of the values of the setting path_policy. ""
+	// is "single".
+	Others []Route `json:"others,omitempty"`
+	Policy string  `json:"policy,omitempty"`
 	// How the sessions are made, the first time and whenever one is lost. Transport is not looked at: the field above counts.
 	Settings     api.Settings `json:"settings"`
 	Secret       api.Secret   `json:"secret,omitzero"`        // for CHAP; with it we answer the target's challenge
 	TargetSecret api.Secret   `json:"target_secret,omitzero"` // with it the target has to answer ours
+}
+
+// Route is a portal of a target with the transport to it.
+type Route struct {
+	Portal    string    `json:"portal"`
+	Transport Transport `json:"transport"`
 }
 
 // Group states.
@@ -106,6 +116,7 @@ type Group struct {
 	Units           []Unit    `json:"units"`
 
 	Settings api.Settings `json:"settings"`           // those of the LoginRequest
+	Others   []Route      `json:"others,omitempty"`   // likewise
 	MovedTo  string       `json:"moved_to,omitempty"` // portal to which the target has moved for good, by its own word
 }
 
@@ -126,7 +137,10 @@ type Session struct {
 	Resets     uint64 `json:"resets,omitempty"` // LOGICAL UNIT RESET
 	Drops      uint64 `json:"drops,omitempty"`  // sessions that were ended
 	AuthMethod string `json:"auth_method"`      // "None", or "CHAP" with algorithm and direction
-	Portal     string `json:"portal,omitempty"` // where the session is, when the target has sent it away from the group's portal
+	Portal     string `json:"portal,omitempty"` // where the session is, when that is not the group's portal
+
+	Transport Transport `json:"transport"`
+	TPGT      uint16    `json:"tpgt"`
 }
 
 // Unit is a logical unit that the target reported.

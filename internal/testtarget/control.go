@@ -140,8 +140,9 @@ func (c *Conn) taskManagement(p *PDU) error {
 			response = TaskNoUnit
 			break
 		}
-		t.others(c, func(o *Conn) { o.forget(func(k *task) bool { return k.lun == lun }) })
-		c.forget(func(k *task) bool { return k.lun == lun })
+		for _, port := range u.ports() {
+			port.others(nil, func(o *Conn) { o.forget(func(k *task) bool { return o.target.unit(k.lun) == u }) })
+		}
 		if function == LogicalUnitReset {
 			u.reset()
 			u.attention(nexus{}, nexus{}, 0x29, 0x03)

@@ -352,18 +352,46 @@ func (t *Target) record(c *Conn, sent bool, p *PDU) {
 func (t *Target) established(c *Conn) {
 	n := c.nexus()
 	t.mu.Lock()
-	old, lingering := t.sessions[n], t.lingering[n]
+	list := t.takeLocked(n)
 	t.sessions[n] = c
-	delete(t.lingering, n)
 	t.logins++
 	t.mu.Unlock()
-	if old != nil {
-		old.Close()
-		lingering = append(lingering, old)
+	for _, p := range t.portals() {
+		p.mu.Lock()
+		list = append(list, p.takeLocked(n)...)
+		p.mu.Unlock()
 	}
-	for _, l := range lingering {
+	for _, l := range list {
+		l.Close()
 		l.forget(func(*task) bool { return true })
 	}
+}
+
+// takeLocked returns the connections of a nexus that may have commands at work, and forgets them. Preconditions: t.mu is held.
+func (t *Target) takeLocked(n nexus) []*Conn {
+	list := t.lingering[n]
+	if old := t.sessions[n]; old != nil {
+		list = append(list, old)
+	}
+	delete(t.lingering, n)
+	delete(t.sessions, n)
+	return list
+}
+
+// portals are the other portals of the same target: those with its name that serve one of its units.
+func (t *Target) portals() []*Target {
+	var list []*Target
+	for _, u := range t.units() {
+		if u == nil {
+			continue
+		}
+		for _, p := range u.ports() {
+			if p != t && p.config.Name == t.config.Name && !slices.Contains(list, p) {
+				list = append(list, p)
+			}
+		}
+	}
+	return list
 }
 
 // gone forgets a connection. Nexus loss ends what its session held at the units. Commands that are parked go on: a target that waits for its medium

@@ -3,6 +3,7 @@ package testtarget
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 )
@@ -83,6 +84,13 @@ func (u *Unit) serve(t *Target, lun int) {
 		u.Serial = fmt.Sprintf("iserd-test-%04d", lun)
 	}
 	u.targets[t] = true
+}
+
+// ports are the targets that serve the unit.
+func (u *Unit) ports() []*Target {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Collect(maps.Keys(u.targets))
 }
 
 // Size is the size in bytes.

@@ -1,0 +1,218 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/settings"
+	"iserd.org/iserd/iscsi"
+)
+
+// A path has its session by one route at a time: a portal of the target with a transport. When the session is lost and does not come back by its route
+// the others are tried, in the order of preference; when a route that is preferred answers again the session goes back. A session takes its ISID along, so
+// that behind a portal of the same portal group it reinstates the one before; behind another group the units are reset first (fence.go). In both cases
+// nothing that was sent by the old route is at work when requests are sent again by the new one.
+
+// plan sets the routes of a group and where its paths begin. Preconditions: the first route's transport is known.
+func (g *group) plan() {
+	first := ipc.Route{Portal: g.request.Portal, Transport: g.transport}
+	routes := []ipc.Route{first}
+	add := func(r ipc.Route) {
+		if !slices.Contains(routes, r) {
+			routes = append(routes, r)
+		}
+	}
+	// A transport that was left to us is iSER wherever that is possible, and TCP when nothing else is left.
+	for _, t := range []ipc.Transport{g.transport, ipc.TransportISER, ipc.TransportTCP} {
+		for _, o := range append([]ipc.Route{{Portal: g.request.Portal, Transport: g.request.Transport}}, g.request.Others...) {
+			if o.Transport == t || o.Transport == ipc.TransportAuto || o.Transport == "" {
+				add(ipc.Route{Portal: o.Portal, Transport: t})
+			}
+		}
+	}
+	if g.request.Policy == "" || g.request.Policy == api.PathSingle {
+		routes = routes[:1]
+	}
+	equal := 1 // routes that are as good as the first
+	for equal < len(routes) && routes[equal].Transport == first.Transport {
+		equal++
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.routes = routes
+	for i, p := range g.paths {
+		if g.request.Policy == api.PathSpread {
+			p.home = i % equal
+		}
+		p.at = p.home
+	}
+}
+
+// attemptTimeout bounds an attempt by one route while there are others.
+const attemptTimeout = 4 * time.Second
+
+// attempt logs in by the routes, beginning with the one at which the path is, until one answers.
+func (p *path) attempt(ctx context.Context) (err error) {
+	g := p.group
+	g.mu.Lock()
+	routes, at := g.routes, p.at
+	g.mu.Unlock()
+	limit := api.SecondsOr(g.request.Settings.LoginTimeout, loginTimeout)
+	if len(routes) > 1 {
+		limit = min(limit, attemptTimeout)
+	}
+	for k := range routes {
+		i := (at + k) % len(routes)
+		tctx, cancel := context.WithTimeout(ctx, limit)
+		e := p.login(tctx, routes[i])
+		cancel()
+		if e == nil {
+			p.arrived(i)
+			return nil
+		}
+		if k > 0 {
+			e = errors.Join(err, e)
+		}
+		if err = e; ctx.Err() != nil {
+			break
+		}
+	}
+	return err
+}
+
+// arrived notes by which route a path has its session.
+func (p *path) arrived(i int) {
+	g := p.group
+	g.mu.Lock()
+	r, from := g.routes[i], g.routes[p.at]
+	moved, away := i != p.at, i != p.home
+	p.at = i
+	start := away && !g.returning
+	g.returning = g.returning || away
+	if start {
+		g.tasks.Add(1)
+	}
+	g.mu.Unlock()
+	p.reactor.Call(func() {
+		for _, q := range p.queues {
+			q.Carry(r.Transport == ipc.TransportTCP)
+		}
+	})
+	if moved {
+		g.log(p).Warnf("session goes by %s over %s now, instead of %s over %s", r.Portal, r.Transport, from.Portal, from.Transport)
+	}
+	if start {
+		go g.runReturn()
+	}
+}
+
+// Pauses between looks at whether a preferred route answers again. A return that fails, or does not last, makes the next one wait longer.
+const (
+	firstReturn = 5 * time.Second
+	lastReturn  = 5 * time.Minute
+	probeLimit  = 3 * time.Second
+)
+
+// errReturn ends a session that is to go by a preferred route again.
+var errReturn = errors.New("a preferred portal answers again")
+
+// runReturn brings sessions back to the routes that they prefer, until all are there or the group ends.
+func (g *group) runReturn() {
+	defer g.tasks.Done()
+	pause := g.plane.patience.back
+	for {
+		select {
+		case <-time.After(pause):
+		case <-g.ctx.Done():
+			return
+		}
+		g.mu.Lock()
+		var away []*path
+		for _, p := range g.paths {
+			if p.at != p.home {
+				away = append(away, p)
+			}
+		}
+		g.returning = len(away) > 0
+		g.mu.Unlock()
+		if len(away) == 0 {
+			return
+		}
+		tried := false
+		for _, p := range away {
+			g.mu.Lock()
+			home := g.routes[p.home]
+			g.mu.Unlock()
+			if p.answers(home) != nil {
+				continue
+			}
+			tried = p.leaveRoute() || tried
+		}
+		if tried { // one that fails is away again at the next look
+			pause = min(2*pause, lastReturn)
+		}
+	}
+}
+
+// overTCP tells whether the path's session is, or was, over TCP. It may be called on the reactor.
+func (p *path) overTCP() bool {
+	g := p.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.routes[p.at].Transport == ipc.TransportTCP
+}
+
+// drainLimit is how long a session that is to go back may take to answer what it has.
+const drainLimit = 2 * time.Second
+
+// leaveRoute ends the path's session so that it is made again by the preferred route. What comes meanwhile waits, and what is under way is answered first:
+// then nothing has to be repeated, and no unit reset. It returns false, and the session goes on, when that takes too long.
+func (p *path) leaveRoute() bool {
+	var session *iscsi.Session
+	p.reactor.Call(func() { session, p.session = p.session, nil })
+	if session == nil {
+		return false // lost a moment ago
+	}
+	left := 0
+	count := func() {
+		if left = session.InFlight(); session.State() != iscsi.StateLoggedIn {
+			left = 0
+		}
+	}
+	for end := time.Now().Add(drainLimit); ; time.Sleep(2 * time.Millisecond) {
+		if p.reactor.Call(count); left == 0 || time.Now().After(end) || p.group.ctx.Err() != nil {
+			break
+		}
+	}
+	p.reactor.Call(func() {
+		switch {
+		case session.State() != iscsi.StateLoggedIn: // lost meanwhile
+		case session.InFlight() > 0:
+			p.session = session
+			p.release(session.Submit)
+		default:
+			g := p.group
+			g.mu.Lock()
+			p.at = p.home // where the recovery begins
+			g.mu.Unlock()
+			session.Terminate(errReturn)
+		}
+	})
+	return left == 0
+}
+
+// answers tells whether somebody accepts connections at the end of a route.
+func (p *path) answers(r ipc.Route) error {
+	g := p.group
+	ctx, cancel := context.WithTimeout(g.ctx, probeLimit)
+	defer cancel()
+	port, err := g.plane.open(ctx, p.reactor, r.Transport, r.Portal, settings.BindingOf(&g.request.Settings))
+	if err == nil {
+		port.Close()
+	}
+	return err
+}
