@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"slices"
 	"time"
@@ -10,6 +11,8 @@ import (
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/settings"
 	"iserd.org/iserd/iscsi"
+	"iserd.org/iserd/iscsi/login"
+	"iserd.org/iserd/iser"
 )
 
 // A path has its session by one route at a time: a portal of the target with a transport. When the session is lost and does not come back by its route
@@ -205,14 +208,35 @@ func (p *path) leaveRoute() bool {
 	return left == 0
 }
 
-// answers tells whether somebody accepts connections at the end of a route.
+// answers tells whether a target is at the end of a route: a discovery session is made there. Less would not do: isert waits for the login of whoever
+// connects, and listens to nobody else meanwhile.
 func (p *path) answers(r ipc.Route) error {
 	g := p.group
 	ctx, cancel := context.WithTimeout(g.ctx, probeLimit)
 	defer cancel()
 	port, err := g.plane.open(ctx, p.reactor, r.Transport, r.Portal, settings.BindingOf(&g.request.Settings))
+	if err != nil {
+		return err
+	}
+	defer port.Close()
+	config := login.Config{InitiatorName: g.request.InitiatorName, SessionType: login.Discovery, Transport: login.TCP}
+	if r.Transport == ipc.TransportISER {
+		keys := login.DefaultKeys(login.ISER, login.Discovery)
+		keys.MaxRecvDataSegmentLength = iser.LoginDataSegmentLength
+		config.Transport, config.Keys = login.ISER, &keys
+	}
+	config.ISID[0] = 0x80 // a random one: it must not reinstate anything
+	rand.Read(config.ISID[1:])
+	result, err := iscsi.Login(ctx, port, config)
+	var refused *login.LoginError
+	if errors.As(err, &refused) && refused.Class == classInitiator {
+		return nil // it is there, and wants more of whom it tells its names
+	}
 	if err == nil {
-		port.Close()
+		_ = iscsi.NewExchange(port, result).Logout(ctx) // the target may end it in its own way
 	}
 	return err
 }
+
+// classInitiator is the status class of refusals that are about the initiator (RFC 7143 section 11.13.5).
+const classInitiator = 2

@@ -43,24 +43,25 @@ type Plane struct {
 	RDMA     []string
 	Old      bool // knows nothing of settings
 
-	mu      sync.Mutex
-	server  *ipc.Server
-	targets map[string]*Target
-	groups  map[string]*ipc.Group
-	devices map[int]*ipc.Device
-	stopped map[int]bool // by the driver
-	logins  int
-	asked   []ipc.LoginRequest
-	faults  []string
-	attach  error // next Attach fails with it
-	starts  int
-	isids   map[string][6]byte  // of every group so far, over all lives
-	fail    map[string]*failing // requests of a method
-	buffers map[uint32]*planeBuffer
-	busy    int              // requests that are said to be in flight in all memory
-	silent  bool             // does not count them by buffer
-	served  map[int]ipc.Unit // by ublk id
-	rescans int
+	mu       sync.Mutex
+	server   *ipc.Server
+	targets  map[string]*Target
+	groups   map[string]*ipc.Group
+	devices  map[int]*ipc.Device
+	stopped  map[int]bool // by the driver
+	logins   int
+	asked    []ipc.LoginRequest
+	restored []ipc.RestoreRequest
+	faults   []string
+	attach   error // next Attach fails with it
+	starts   int
+	isids    map[string][6]byte  // of every group so far, over all lives
+	fail     map[string]*failing // requests of a method
+	buffers  map[uint32]*planeBuffer
+	busy     int              // requests that are said to be in flight in all memory
+	silent   bool             // does not count them by buffer
+	served   map[int]ipc.Unit // by ublk id
+	rescans  int
 
 	commands commands
 }
@@ -208,6 +209,13 @@ func (p *Plane) Asked() []ipc.LoginRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.asked)
+}
+
+// Restored returns the requests for sessions of an earlier data plane.
+func (p *Plane) Restored() []ipc.RestoreRequest {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.restored)
 }
 
 // Move makes the target say that it has moved to a portal for good, from now on and in its group.
@@ -429,8 +437,9 @@ func (p *Plane) restore(r ipc.RestoreRequest) (any, error) {
 	}
 	g := &ipc.Group{
 		ID: r.Group, Target: r.Target, Portal: r.Portal, TPGT: r.TPGT, Transport: r.Transport, TransportReason: "restored", State: ipc.GroupRecovering,
-		InitiatorName: r.InitiatorName, Units: r.Units,
+		InitiatorName: r.InitiatorName, Units: r.Units, Settings: r.Settings, Others: r.Others,
 	}
+	p.restored = append(p.restored, r)
 	p.groups[r.Group] = g
 	return *g, nil
 }
@@ -534,7 +543,7 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {
 	p.isids[r.Group] = r.ISID
 	g := &ipc.Group{
 		ID: r.Group, Target: r.Target, Portal: r.Portal, TPGT: t.TPGT, State: ipc.GroupUp, Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC),
-		InitiatorName: r.InitiatorName, Units: t.Units, Settings: r.Settings,
+		InitiatorName: r.InitiatorName, Units: t.Units, Settings: r.Settings, Others: r.Others,
 	}
 	if r.Portal != t.MovedTo {
 		g.MovedTo = t.MovedTo

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -237,6 +238,16 @@ func (l *LIO) Close() error {
 	}
 	return nil
 }
+
+// RemovePortal closes an address; AddPortal opens it again.
+func (l *LIO) RemovePortal(p Portal) error {
+	dir := filepath.Join(l.tpg, "np", p.Addr.String())
+	l.wires = slices.DeleteFunc(l.wires, func(w string) bool { return w == dir })
+	return remove(dir)
+}
+
+// AddPortal opens one more address.
+func (l *LIO) AddPortal(p Portal) error { return l.addPortal(p) }
 
 // addPortal opens an address. iSER is a second listener beside TCP on the same address and port.
 func (l *LIO) addPortal(p Portal) error {

@@ -1,0 +1,97 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/internal/testbed/targets"
+)
+
+// connections waits until the sessions with g are at the portals that are wanted, by number of sessions.
+func connections(t testing.TB, g *target, want map[string]int) {
+	t.Helper()
+	waitFor(t, fmt.Sprintf("sessions at %v", want), 60*time.Second, func() error {
+		got := map[string]int{}
+		for _, s := range query[api.SessionsReply](t, "session", "list").Sessions {
+			if s.Target != g.name {
+				continue
+			}
+			for _, c := range s.Connections {
+				portal := c.Portal
+				if portal == "" {
+					portal = api.Portal{Address: s.Address, Port: s.Port}.String()
+				}
+				if c.State == "LOGGED_IN" {
+					got[portal]++
+				}
+			}
+			if s.State != api.SessionUp {
+				return fmt.Errorf("the session is %s, %v", s.State, s.LastError)
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			return fmt.Errorf("they are at %v", got)
+		}
+		return nil
+	})
+}
+
+// One of two portals goes away and comes back while fio writes and verifies, in each policy and over each transport: nobody sees more than a pause.
+func TestPathLost(t *testing.T) {
+	const first, second = "10.0.0.1:3261", "10.0.0.1:3262"
+	for _, k := range kinds[:2] {
+		for _, c := range []struct {
+			policy           string
+			both, left, lost map[string]int // where the two sessions are: with both portals, without the second, without the first
+		}{
+			{api.PathFailover, map[string]int{first: 2}, map[string]int{first: 2}, map[string]int{second: 2}},
+			{api.PathSpread, map[string]int{first: 1, second: 1}, map[string]int{first: 2}, map[string]int{second: 2}},
+		} {
+			t.Run(k.name+"/"+c.policy, func(t *testing.T) {
+				guestOnly(t)
+				iser := k.transport == "iser"
+				g := &target{name: newName(t), transport: k.transport, kind: k, portal: first, units: twoUnits(t, 32*mib, 32*mib)}
+				g.lioAt(t, first, iser)
+				if err := g.lio.AddPortal(targets.ParsePortal(second, iser)); err != nil {
+					t.Fatal(err)
+				}
+				control.need(t)
+				iserctl(t, "discover", first, "--transport", k.transport, "--save")
+				iserctl(t, "node", "set", g.name, "path_policy="+c.policy, "noop_out_interval=1", "noop_out_timeout=2")
+				g.login(t)
+				connections(t, g, c.both)
+				devs := devices(t, g.name)
+				for _, x := range []struct {
+					portal string
+					at     map[string]int
+				}{{first, c.lost}, {second, c.left}} {
+					var jobs []fioJob
+					for lun, d := range devs {
+						jobs = append(jobs, fioVerify(fmt.Sprintf("lun%d", lun), d.Path, d.Size)...)
+					}
+					wait := startFio(t, jobs)
+					progress(t, devs)
+					// A portal that is taken away leaves its sessions alone; the portal group ends them.
+					if err := errors.Join(g.lio.RemovePortal(targets.ParsePortal(x.portal, iser)), g.lio.SetEnabled(false), g.lio.SetEnabled(true)); err != nil {
+						t.Fatal(err)
+					}
+					connections(t, g, x.at)
+					if err := g.lio.AddPortal(targets.ParsePortal(x.portal, iser)); err != nil {
+						t.Fatal(err)
+					}
+					connections(t, g, c.both)
+					wait()
+				}
+				for lun, d := range devices(t, g.name) {
+					if d.Stats.Errors != 0 {
+						t.Errorf("unit %d: %d errors", lun, d.Stats.Errors)
+					}
+				}
+				g.logout(t)
+			})
+		}
+	}
+}
