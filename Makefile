@@ -8,6 +8,8 @@ GO       ?= go
 PREFIX   ?= /usr
 DESTDIR  ?=
 FUZZTIME ?= 10s
+SOAK     ?= 15
+SOAKED   ?= scenario:^Test(DataPlaneKilled$$|Fault)
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -X iserd.org/iserd/internal/version.number=$(VERSION)
 PROGRAMS := iserd iserd-io iserctl
@@ -53,6 +55,10 @@ test-unit: deps ## the tests that run on any host, with the race detector
 .PHONY: test-guest
 test-guest: deps ## the tests that run in the guest; GUEST_RUN=package:expression picks some, GUEST_CONSOLE=1 shows its console
 	@GUEST=1 $(SUMMARY) $(GO) run ./test/run $(TESTFLAGS) guest
+
+.PHONY: soak
+soak: deps ## the faults of docs/reliability.md and killed data planes under load, round after round; SOAK=50 does 50 (15)
+	@GUEST=1 SOAK=$(SOAK) GUEST_RUN='$(SOAKED)' $(SUMMARY) $(GO) run ./test/run $(TESTFLAGS) guest
 
 .PHONY: shell
 shell: deps ## a shell in a fresh guest, with the programs in its PATH

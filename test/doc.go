@@ -10,6 +10,7 @@
 //	GUEST=1                  boot a guest; otherwise TestGuest skips, as a plain go test should not take minutes
 //	GUEST_RUN=ublk:TestRead  only packages whose path ends in the part before the colon, only tests that match the expression after it;
 //	                         either may be empty
+//	SOAK=15                  scenarios that soak do so many rounds (make soak), and the time limits are lifted accordingly
 //	GUEST_CONSOLE=1          show the guest's console on standard error
 //	REQUIRE=guest,...        a guest that cannot be had, and a test that skips inside it, fail
 package test

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,8 +22,12 @@ import (
 	"iserd.org/iserd/internal/testbed"
 )
 
-// packageLimit is how long the tests of one package may take in the guest; the scenarios take longest.
-const packageLimit = 25 * time.Minute
+// packageLimit is how long the tests of one package may take in the guest; the scenarios take longest. In a soak it is so much longer for
+// each round.
+const (
+	packageLimit = 25 * time.Minute
+	roundLimit   = 15 * time.Minute
+)
 
 // TestGuest runs in one guest all tests that need what only a guest has. See the package comment.
 func TestGuest(t *testing.T) {
@@ -37,9 +42,13 @@ func TestGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	soak, limit, err := soaking(os.Getenv("SOAK"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	bed, err := testbed.Prepare(t.Context(), t.Output())
 	require.Need(t, "guest", err)
-	h := &harness{bed: bed, root: root}
+	h := &harness{bed: bed, root: root, env: soak, limit: limit}
 	defer h.shut(t)
 	for _, p := range packages {
 		t.Run(p.Dir, func(t *testing.T) { h.run(t, p) })
@@ -78,6 +87,18 @@ func choose(root, wish string) ([]Package, error) {
 	return chosen, nil
 }
 
+// soaking returns what a number of rounds adds to the environment of the guest's tests, and how long those of one package may take then.
+func soaking(rounds string) (env []string, limit time.Duration, err error) {
+	if rounds == "" {
+		return nil, packageLimit, nil
+	}
+	n, err := strconv.ParseUint(rounds, 10, 16)
+	if err != nil || n == 0 {
+		return nil, 0, fmt.Errorf("SOAK=%q: a number of rounds is wanted, 1 or more", rounds)
+	}
+	return []string{"SOAK=" + rounds}, packageLimit + time.Duration(n)*roundLimit, nil
+}
+
 // references are packages whose tests log in to targets that the environment names, with the program that makes the targets.
 var references = map[string]string{"iscsi/login": "./test/reference"}
 
@@ -85,7 +106,28 @@ var references = map[string]string{"iscsi/login": "./test/reference"}
 type harness struct {
 	bed   *testbed.Bed
 	root  string // of the checkout
+	env   []string
+	limit time.Duration // for the tests of one package
 	guest *testbed.Guest
+}
+
+// TestSoaking: a soak gives the guest's tests the rounds and the time for them, and what is no number of rounds is refused before a guest boots.
+func TestSoaking(t *testing.T) {
+	for _, c := range []struct {
+		rounds string
+		env    []string
+		limit  time.Duration // 0: refused
+	}{
+		{"", nil, packageLimit},
+		{"1", []string{"SOAK=1"}, packageLimit + roundLimit},
+		{"50", []string{"SOAK=50"}, packageLimit + 50*roundLimit},
+		{"0", nil, 0}, {"-1", nil, 0}, {"yes", nil, 0}, {"1e3", nil, 0},
+	} {
+		env, limit, err := soaking(c.rounds)
+		if !slices.Equal(env, c.env) || limit != c.limit || (err == nil) != (c.limit > 0) {
+			t.Errorf("SOAK=%q: %q, %v, %v", c.rounds, env, limit, err)
+		}
+	}
 }
 
 // boot starts a guest unless one runs.
@@ -235,7 +277,7 @@ func (h *harness) execute(t *testing.T, p Package, m *mirrors) (int, error) {
 		err  error
 	}
 	ended := make(chan end, 1)
-	env := []string{"REQUIRE=ublk,rdma,root,guest,uring,dbus,systemd,target", "GUEST=inside"}
+	env := append([]string{"REQUIRE=ublk,rdma,root,guest,uring,dbus,systemd,target", "GUEST=inside"}, h.env...)
 	if program := references[p.Dir]; program != "" {
 		named, stop, err := h.reference(t, program)
 		if err != nil {
@@ -247,11 +289,11 @@ func (h *harness) execute(t *testing.T, p Package, m *mirrors) (int, error) {
 	go func() {
 		code, err := h.guest.Run(t.Context(), testbed.Command{
 			Args: []string{
-				"./test", "-test.v=test2json", "-test.timeout=" + packageLimit.String(), "-test.run=^(" + strings.Join(p.Guest, "|") + ")$",
+				"./test", "-test.v=test2json", "-test.timeout=" + h.limit.String(), "-test.run=^(" + strings.Join(p.Guest, "|") + ")$",
 			},
 			Dir:     guestDir(p),
 			Env:     env,
-			Timeout: packageLimit + time.Minute,
+			Timeout: h.limit + time.Minute,
 		}, in, in)
 		if died := new(testbed.GuestError); errors.As(err, &died) {
 			m.died = died.Foreign() // before the nodes end
@@ -283,7 +325,7 @@ func (h *harness) reference(t *testing.T, program string) (env []string, stop fu
 	var said strings.Builder
 	ended := make(chan error, 1)
 	go func() {
-		code, err := h.guest.Run(t.Context(), testbed.Command{Args: []string{path.Base(program)}, Stdin: in, Timeout: packageLimit}, in2, &said)
+		code, err := h.guest.Run(t.Context(), testbed.Command{Args: []string{path.Base(program)}, Stdin: in, Timeout: h.limit}, in2, &said)
 		if err == nil && code != 0 {
 			err = fmt.Errorf("%s: %s", program, strings.TrimSpace(said.String()))
 		}

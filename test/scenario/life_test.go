@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -162,7 +163,7 @@ func TestDataPlaneKilled(t *testing.T) {
 			for lun, d := range before {
 				jobs = append(jobs, fioVerify(fmt.Sprintf("lun%d", lun), d.Path, d.Size)...)
 			}
-			for round := range kills {
+			for round := range rounds(t, 2) {
 				wait := startFio(t, jobs)
 				progress(t, before)
 				old := status(t).DataPlane.PID
@@ -203,8 +204,19 @@ func TestDataPlaneKilled(t *testing.T) {
 	}
 }
 
-// kills is how often a process is killed.
-const kills = 2
+// rounds is how often a fault is repeated: a few times in a test, SOAK times in a soak.
+func rounds(t testing.TB, few int) int {
+	t.Helper()
+	text := os.Getenv("SOAK")
+	if text == "" {
+		return few
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("SOAK=%q: a number of rounds is wanted, 1 or more", text)
+	}
+	return n
+}
 
 // progress waits until the kernel has completed more requests of every device than it had.
 func progress(t testing.TB, devs map[uint16]api.Device) {
