@@ -217,10 +217,14 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 		}
 		log.WithError(err).Debug("login attempt failed")
 		g.mu.Lock()
+		news := g.err == nil || g.err.Error() != err.Error()
 		g.err = err
 		g.mu.Unlock()
 		if g.ctx.Err() != nil {
 			return
+		}
+		if news {
+			g.plane.notifyGroup(g) // why it is not back yet, which need not be why it was lost
 		}
 	}
 	g.mu.Lock()

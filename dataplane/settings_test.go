@@ -499,6 +499,54 @@ func TestOutOfResources(t *testing.T) {
 	wantCode(t, err, api.ErrLoginFailed)
 }
 
+// While a target refuses to take a lost session back, the control plane is told why, also when the reason becomes another, and the login is tried again.
+func TestRefusalInRecovery(t *testing.T) {
+	p := newPlane(t)
+	target := newTarget(t, testtarget.Config{})
+	var mu sync.Mutex
+	var class, detail byte
+	answer := func(c, d byte) { mu.Lock(); defer mu.Unlock(); class, detail = c, d }
+	target.SetHooks(testtarget.Hooks{Sending: func(c *testtarget.Conn, q *testtarget.PDU) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if q.Opcode() == 0x23 && class != 0 {
+			q.BHS[1], q.BHS[36], q.BHS[37], q.Data = 0, class, detail, nil
+		}
+		return true
+	}})
+	if _, err := ask[ipc.Group](t, p, ipc.MethodLogin, loginTo(target)); err != nil {
+		t.Fatal(err)
+	}
+	events := watchGroup(p)
+	for i, c := range []struct {
+		class, detail byte
+		code          string
+	}{{2, 2, api.ErrAuthenticationFailed}, {3, 1, api.ErrLoginFailed}, {2, 3, api.ErrNotFound}} {
+		answer(c.class, c.detail)
+		if i == 0 {
+			loseAll(target)
+		}
+		for limit := time.After(10 * time.Second); ; {
+			var g ipc.Group
+			select {
+			case g = <-events:
+			case <-limit:
+				t.Fatalf("nobody is told of status %d/%d", c.class, c.detail)
+			}
+			if g.State != ipc.GroupRecovering {
+				t.Fatalf("the group is %s: %v", g.State, g.Error)
+			}
+			if g.Error != nil && g.Error.Code == c.code {
+				break
+			}
+		}
+	}
+	answer(0, 0)
+	if g, _ := until(t, events, ipc.GroupUp); g.Error != nil {
+		t.Errorf("back, with %v", g.Error)
+	}
+}
+
 // A request with settings that no check would have let pass does not reach the target.
 func TestBadSettings(t *testing.T) {
 	p := newPlane(t)
