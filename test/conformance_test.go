@@ -190,6 +190,49 @@ var (
 	levels  = map[string]bool{"MUST": true, "MUST NOT": true, "SHOULD": true, "SHOULD NOT": true, "MAY": true}
 )
 
+// list says what is wrong with a cell that is to hold names in backquotes and nothing else.
+func list(cell string, check func(string) string) (problems []string) {
+	names := quoted.FindAllStringSubmatch(cell, -1)
+	if len(names) == 0 || strings.Trim(quoted.ReplaceAllString(cell, ""), ", ") != "" {
+		problems = append(problems, "not a list of names: "+cell)
+	}
+	for _, m := range names {
+		if p := check(m[1]); p != "" {
+			problems = append(problems, p)
+		}
+	}
+	return problems
+}
+
+// tableRows calls f for each row of the tables in a document, with the number of its line, the heading above it, and the first row of its table.
+func tableRows(t *testing.T, root, document string, f func(line int, heading string, head, cells []string)) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(document)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var heading string
+	var head []string
+	for i, line := range strings.Split(string(b), "\n") {
+		if h, ok := strings.CutPrefix(line, "## "); ok {
+			heading = h
+		}
+		body, ok := strings.CutPrefix(line, "| ")
+		if !ok {
+			if !strings.HasPrefix(line, "|") {
+				head = nil
+			}
+			continue
+		}
+		cells := strings.Split(strings.TrimSuffix(body, " |"), " | ")
+		if head == nil {
+			head = cells
+			continue
+		}
+		f(i+1, heading, head, cells)
+	}
+}
+
 // row says what is wrong with a row of a table.
 func row(root string, all map[string]*names, cells []string) (problems []string) {
 	if len(cells) != 5 {
@@ -211,15 +254,7 @@ func row(root string, all map[string]*names, cells []string) (problems []string)
 		if reason, ok := strings.CutPrefix(cells[3+i], "none because "); ok && i == 1 && len(reason) >= 10 {
 			continue
 		}
-		list := quoted.FindAllStringSubmatch(cells[3+i], -1)
-		if len(list) == 0 || strings.Trim(quoted.ReplaceAllString(cells[3+i], ""), ", ") != "" {
-			problems = append(problems, "not a list of names: "+cells[3+i])
-		}
-		for _, m := range list {
-			if p := check(m[1]); p != "" {
-				problems = append(problems, p)
-			}
-		}
+		problems = append(problems, list(cells[3+i], check)...)
 	}
 	return problems
 }
@@ -230,32 +265,19 @@ func TestConformance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(filepath.Join(root, "docs", "conformance.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := tree(t, root)
-	rows, document := map[string]int{}, ""
-	seen := map[string]bool{}
-	for i, line := range strings.Split(string(b), "\n") {
-		if rfc, ok := strings.CutPrefix(line, "## "); ok {
-			document = rfc
-		}
-		body, ok := strings.CutPrefix(line, "| ")
-		if !ok || strings.HasPrefix(body, "Section |") {
-			continue
-		}
-		cells := strings.Split(strings.TrimSuffix(body, " |"), " | ")
+	rows, seen := map[string]int{}, map[string]bool{}
+	tableRows(t, root, "docs/conformance.md", func(line int, document string, _, cells []string) {
 		for _, p := range row(root, all, cells) {
-			t.Errorf("docs/conformance.md:%d: %s", i+1, p)
+			t.Errorf("docs/conformance.md:%d: %s", line, p)
 		}
 		if key := path.Join(document, cells[0], strings.Join(cells[1:2], "")); seen[key] {
-			t.Errorf("docs/conformance.md:%d: the row is there twice", i+1)
+			t.Errorf("docs/conformance.md:%d: the row is there twice", line)
 		} else {
 			seen[key] = true
 		}
 		rows[document]++
-	}
+	})
 	for rfc, least := range map[string]int{"RFC 7143": 150, "RFC 7145": 40, "RFC 5047": 8} {
 		if rows[rfc] < least {
 			t.Errorf("%d rows for %s, at least %d are wanted", rows[rfc], rfc, least)

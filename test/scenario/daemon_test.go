@@ -93,6 +93,15 @@ type result struct {
 // run runs a command and waits for it, two minutes at most.
 func run(t testing.TB, name string, args ...string) result {
 	t.Helper()
+	r, err := try(name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// try is run for goroutines other than the test's. A command that cannot be started or does not end is an error, its exit status is none.
+func try(name string, args ...string) (result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -106,12 +115,12 @@ func run(t testing.TB, name string, args ...string) result {
 	case errors.As(err, &exit):
 		r.code = exit.ExitCode()
 	case err != nil:
-		t.Fatalf("%s %s: %v", name, strings.Join(args, " "), err)
+		return r, fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
 	}
 	if ctx.Err() != nil {
-		t.Fatalf("%s %s: hangs; it said:\n%s%s", name, strings.Join(args, " "), r.stdout, r.stderr)
+		return r, fmt.Errorf("%s %s: hangs; it said:\n%s%s", name, strings.Join(args, " "), r.stdout, r.stderr)
 	}
-	return r
+	return r, nil
 }
 
 // must runs a command that has to succeed, and returns what it printed.

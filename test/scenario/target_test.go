@@ -38,6 +38,7 @@ type target struct {
 	luns      []uint16
 	sessions  func() (int, error)
 	lio       *targets.LIO
+	tgtd      *targets.TGTD
 	chap      *targets.CHAP
 }
 
@@ -88,21 +89,13 @@ func newTarget(t testing.TB, k kind, units []targets.Unit) *target {
 				units[i].Kind, units[i].Path = targets.FileIO, filepath.Join(t.TempDir(), "ramdisk")
 			}
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		d, err := targets.StartTGTD(ctx, targets.TGTDConfig{
-			Name: g.name, Portal: targets.ParsePortal(g.portal, false).Addr, ISER: k.transport == "iser", Units: units,
-			Initiators: []string{initiatorName(t)},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		g.startTGTD(t)
 		t.Cleanup(func() {
-			if err := d.Close(); err != nil {
+			if err := g.tgtd.Close(); err != nil {
 				t.Error(err)
 			}
 		})
-		g.sessions = d.Sessions
+		g.sessions = func() (int, error) { return g.tgtd.Sessions() }
 		for i := range units {
 			g.luns = append(g.luns, uint16(i+1))
 		}
@@ -110,6 +103,21 @@ func newTarget(t testing.TB, k kind, units []targets.Unit) *target {
 	}
 	g.portal = "10.0.0.1:3261"
 	return g.lioAt(t, g.portal, k.transport == "iser")
+}
+
+// startTGTD starts the tgtd that serves g, the first time or after it was killed.
+func (g *target) startTGTD(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	d, err := targets.StartTGTD(ctx, targets.TGTDConfig{
+		Name: g.name, Portal: targets.ParsePortal(g.portal, false).Addr, ISER: g.transport == "iser", Units: g.units,
+		Initiators: []string{initiatorName(t)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.tgtd = d
 }
 
 // lioAt sets g up as a LIO target at a portal.
@@ -131,13 +139,20 @@ func (g *target) lioAt(t testing.TB, portal string, iser bool) *target {
 	return g
 }
 
-// login discovers the target and logs in, as a user does. The test ends with a logout, if it has not logged out itself.
-func (g *target) login(t testing.TB) {
+// login discovers the target and logs in, as a user does, with settings of the form name=value. The test ends with a logout, if it has not
+// logged out itself.
+func (g *target) login(t testing.TB, settings ...string) {
 	t.Helper()
 	control.need(t)
 	iserctl(t, "discover", g.portal, "--transport", g.transport, "--save")
+	if len(settings) > 0 {
+		iserctl(t, append([]string{"node", "set", g.name}, settings...)...)
+	}
 	iserctl(t, "login", g.name)
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon's log ends with:\n%s", tail(control.log.Name(), 40))
+		}
 		if len(devices(t, g.name)) > 0 {
 			iserctl(t, "logout", g.name)
 		}

@@ -160,6 +160,11 @@ func (l *LIO) LUNs() int { return len(l.cfg.Units) }
 // SetEnabled opens the target for logins, or shuts it: sessions are ended by the target and new ones refused.
 func (l *LIO) SetEnabled(on bool) error { return write(filepath.Join(l.tpg, "enable"), boolDigit(on)) }
 
+// SetAttribute changes an attribute of the portal group, by the names in its folder attrib. Those of the login count from the next one on.
+func (l *LIO) SetAttribute(name, value string) error {
+	return write(filepath.Join(l.tpg, "attrib", name), value)
+}
+
 // Sessions returns how many sessions the target has. It falls a moment after an initiator has gone.
 func (l *LIO) Sessions() (int, error) {
 	return readInt(filepath.Join(l.iqn, "fabric_statistics", "iscsi_instance", "sessions"))
