@@ -142,12 +142,8 @@ func (d *device) queueGone() {
 	}
 }
 
-// detachTimeout is how long a stopped device's tags may take to come back.
-const detachTimeout = 2 * time.Second
-
-// detach lets go of a device that the control plane has stopped, or that was never started. An attach that is still at work, because nobody waits for its
-// answer any more, comes first.
-func (p *Plane) detach(ctx context.Context, id int) error {
+// attached finds a device, after an attach that is still at work.
+func (p *Plane) attached(ctx context.Context, id int) (*device, error) {
 	p.mu.Lock()
 	attaching := p.attaching[id]
 	p.mu.Unlock()
@@ -155,14 +151,27 @@ func (p *Plane) detach(ctx context.Context, id int) error {
 		select {
 		case <-attaching:
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	d := p.devices[id]
-	p.mu.Unlock()
 	if d == nil {
-		return &ipc.Error{Code: api.ErrNotFound, Text: fmt.Sprintf("device %d is not served here", id)}
+		return nil, &ipc.Error{Code: api.ErrNotFound, Text: fmt.Sprintf("device %d is not served here", id)}
+	}
+	return d, nil
+}
+
+// detachTimeout is how long a stopped device's tags may take to come back.
+const detachTimeout = 2 * time.Second
+
+// detach lets go of a device that the control plane has stopped, or that was never started. An attach that is still at work, because nobody waits for its
+// answer any more, comes first.
+func (p *Plane) detach(ctx context.Context, id int) error {
+	d, err := p.attached(ctx, id)
+	if err != nil {
+		return err
 	}
 	stopped := false
 	select {

@@ -138,7 +138,9 @@ func (g *group) unfence(p *path, luns map[scsi.LUN]bool) {
 	if g.unfenced == nil {
 		g.unfenced = unfenced{}
 	}
-	g.unfenced[p] = luns
+	all := maps.Clone(luns)
+	maps.Copy(all, g.unfenced[p])
+	g.unfenced[p] = all
 }
 
 // resetUnit sends LOGICAL UNIT RESET and waits for the answer.

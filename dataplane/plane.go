@@ -162,6 +162,8 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		return handle(body, func(r ipc.AttachRequest) (any, error) { return ipc.Empty{}, coded(p.attach(ctx, r)) })
 	case ipc.MethodDetach:
 		return handle(body, func(r ipc.DetachRequest) (any, error) { return ipc.Empty{}, coded(p.detach(ctx, r.UblkID)) })
+	case ipc.MethodAbort:
+		return handle(body, func(r ipc.AbortRequest) (any, error) { return ipc.Empty{}, coded(p.abort(ctx, r.UblkID)) })
 	case ipc.MethodBufferAdd:
 		return handle(body, func(r ipc.BufferAddRequest) (any, error) { return ipc.Empty{}, coded(p.addBuffer(ctx, r)) })
 	case ipc.MethodBufferRemove:

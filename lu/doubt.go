@@ -21,9 +21,12 @@ type Notice struct {
 //	target ----the unit may be another one---> parked ----it is----> condemned
 //	  ^  ^------------it is not------------------|                      |
 //	  +--------------------the old one is back--------------------------+
+//
+// Abort condemns a queue from any of them, and nothing leads back.
 type ways struct {
 	target    Path
 	condemned bool
+	aborted   bool // condemned for good
 	parked    []*iscsi.Task
 }
 
@@ -64,7 +67,10 @@ func (p parking) refuses() bool {
 
 // errno is what a request gets that no path takes.
 func (w *ways) errno() unix.Errno {
-	if w.condemned {
+	switch {
+	case w.aborted:
+		return unix.EIO
+	case w.condemned:
 		return unix.ENODEV
 	}
 	return unix.ENOLINK
@@ -76,6 +82,12 @@ func (q *Queue) Condemn() {
 	q.unpark()
 }
 
+// Abort is Condemn for good, and with EIO: the device is on its way out, whatever becomes of its unit.
+func (q *Queue) Abort() {
+	q.ways.aborted = true
+	q.Condemn()
+}
+
 // Park lets requests wait until Proceed or Condemn is called: nobody has asked the unit yet who it is.
 func (q *Queue) Park() {
 	if !q.ways.condemned {
@@ -85,6 +97,9 @@ func (q *Queue) Park() {
 
 // Proceed sends requests to the target again, those that wait first.
 func (q *Queue) Proceed() {
+	if q.ways.aborted {
+		return
+	}
 	q.ways.condemned, q.path = false, q.ways.target
 	q.unpark()
 }
@@ -107,7 +122,7 @@ func (q *Queue) unpark() {
 	}
 }
 
-// Condemned tells whether a task that was kept for the next session belongs to a unit that is gone, or another one: then it is to fail.
+// Condemned tells whether a task belongs to a queue that is condemned: then it is to fail instead of being sent again.
 func Condemned(t *iscsi.Task) bool {
 	switch h := t.Handler.(type) {
 	case *request:

@@ -311,6 +311,26 @@ func TestLostSessionIsHeld(t *testing.T) {
 	}
 }
 
+// An aborted queue fails what waits and what comes, and nothing lets it go on.
+func TestAbort(t *testing.T) {
+	d := &disk{content: make([]byte, 1<<20), shift: 9}
+	q, pool, _ := newTestQueue(t, testUnit(512, 2048), d, 4<<20)
+	waits, comes := &block{op: ublk.OpRead, data: make([]byte, 4096)}, &block{op: ublk.OpWrite, tag: 1, data: make([]byte, 4096)}
+	q.Park()
+	q.submit(waits)
+	q.Abort()
+	q.Proceed()
+	q.submit(comes)
+	for _, b := range []*block{waits, comes} {
+		if want := -int32(unix.EIO); len(b.results) != 1 || b.results[0] != want {
+			t.Errorf("results %v, want %d", b.results, want)
+		}
+	}
+	if len(d.tasks) != 0 || pool.InUse() != 0 || q.Counters().InFlight != 0 {
+		t.Errorf("%d commands; left behind: %d bytes, %d in flight", len(d.tasks), pool.InUse(), q.Counters().InFlight)
+	}
+}
+
 // A command that costs the session each time is given up.
 func TestPoison(t *testing.T) {
 	d := &disk{content: make([]byte, 1<<20), shift: 9, hold: true}

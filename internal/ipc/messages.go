@@ -18,6 +18,7 @@ const (
 	MethodLogout = "logout" // LogoutRequest -> Empty
 	MethodAttach = "attach" // AttachRequest -> Empty; the unit's queues are fetching when it returns
 	MethodDetach = "detach" // DetachRequest -> Empty; the character device is closed when it returns
+	MethodAbort  = "abort"  // AbortRequest -> Empty; the device's requests fail, and none waits for the target any more when it returns
 	MethodState  = "state"  // Empty -> State
 	MethodRescan = "rescan" // RescanRequest -> Group: the target was asked for its units again
 
@@ -203,6 +204,11 @@ type AttachRequest struct {
 
 // DetachRequest asks the data plane to let go of a device that was stopped.
 type DetachRequest struct {
+	UblkID int `json:"ublk_id"`
+}
+
+// AbortRequest asks the data plane to fail the requests of a device, those under way too, from now on and for good.
+type AbortRequest struct {
 	UblkID int `json:"ublk_id"`
 }
 
