@@ -47,6 +47,7 @@ var (
 		hints: map[unix.Errno]string{unix.EBUSY: "somebody has the block device open"}}
 	cmdDelete = command{name: "DEL_DEV", op: uapi.UBLK_U_CMD_DEL_DEV, serial: true,
 		late: "somebody still holds the character device open or mapped; the device goes away when it is released"}
+	cmdDeleteAsync   = command{name: "DEL_DEV_ASYNC", op: uapi.UBLK_U_CMD_DEL_DEV_ASYNC, serial: true}
 	cmdUpdateSize    = command{name: "UPDATE_SIZE", op: uapi.UBLK_U_CMD_UPDATE_SIZE, serial: true, feature: FeatureUpdateSize}
 	cmdStartRecovery = command{name: "START_USER_RECOVERY", op: uapi.UBLK_U_CMD_START_USER_RECOVERY, serial: true, hints: map[unix.Errno]string{
 		unix.EBUSY:  "the character device of the old server is still open, or the device is not waiting for recovery",
@@ -282,6 +283,18 @@ func (c *Control) TryStop(ctx context.Context, id int) error {
 // Source: UBLK_U_CMD_DEL_DEV, ublk_ctrl_del_dev.
 func (c *Control) Delete(ctx context.Context, id int) error {
 	_, err := c.run(ctx, cmdDelete, id, 0, nil)
+	return err
+}
+
+// DeleteAsync is Delete for a device that others may hold for long: it returns at once, and the device goes away, with its id, when the last of them
+// has closed it. A kernel before 6.9 does not know it, then it is Delete.
+//
+// Source: UBLK_U_CMD_DEL_DEV_ASYNC.
+func (c *Control) DeleteAsync(ctx context.Context, id int) error {
+	_, err := c.run(ctx, cmdDeleteAsync, id, 0, nil)
+	if errors.Is(err, ErrNotSupported) || errors.Is(err, unix.EOPNOTSUPP) {
+		return c.Delete(ctx, id)
+	}
 	return err
 }
 
