@@ -71,6 +71,11 @@ func (c *Client) Rescan(ctx context.Context, r api.RescanRequest) (out api.Resca
 	return out, c.call(ctx, http.MethodPost, "rescan", r, &out)
 }
 
+// Abort ends a device in spite of whatever keeps it.
+func (c *Client) Abort(ctx context.Context, r api.AbortRequest) (out api.AbortReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "devices/abort", r, &out)
+}
+
 // Nodes lists stored records.
 func (c *Client) Nodes(ctx context.Context, f api.NodeFilter) (out api.NodesReply, err error) {
 	q := url.Values{"target": {f.Target}, "portal": {f.Portal}}

@@ -178,7 +178,7 @@ func (s *Service) settle(ctx context.Context, pc planeConn) {
 		s.mu.Lock()
 		target, id := j.ss.group.Target, j.ss.group.ID
 		s.mu.Unlock()
-		unlock, err := s.targets.lock(ctx, target)
+		unlock, err := s.targets.lock(ctx, target, "a look at what an earlier daemon has left")
 		if err != nil {
 			return
 		}
@@ -330,7 +330,7 @@ func (s *Service) deviceEvent(ctx context.Context, pc planeConn, d ipc.Device) {
 		s.mu.Lock()
 		target := ss.group.Target
 		s.mu.Unlock()
-		unlock, err := s.targets.lock(ctx, target)
+		unlock, err := s.targets.lock(ctx, target, "the removal of a device that the kernel has taken away")
 		if err != nil {
 			return
 		}

@@ -190,7 +190,7 @@ func (s *Service) Borrow(ctx context.Context, o Owner) (api.Buffer, *os.File, er
 	if err != nil {
 		return none(err)
 	}
-	unlock, err := s.mem.lend.lock(ctx, "arena")
+	unlock, err := s.mem.lend.lock(ctx, "arena", "another slice")
 	if err != nil {
 		return none(api.Wrap(err, api.ErrTimeout, "borrow"))
 	}
@@ -294,7 +294,7 @@ func (s *Service) takeBack(b *buffer) {
 func (s *Service) runTidy(ctx context.Context, b *buffer) {
 	pause := firstTidyPause
 	for {
-		unlock, err := s.mem.lend.lock(ctx, "arena")
+		unlock, err := s.mem.lend.lock(ctx, "arena", "another slice")
 		if err != nil {
 			return
 		}

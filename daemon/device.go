@@ -247,6 +247,11 @@ func (s *Service) remove(ctx context.Context, pc planeConn, d *device) error {
 	if err != nil {
 		return err
 	}
+	return s.removeBy(ctx, pc, d, b.Delete)
+}
+
+// removeBy is remove with the command that the driver gets to forget the device.
+func (s *Service) removeBy(ctx context.Context, pc planeConn, d *device, forget func(ctx context.Context, id int) error) error {
 	ctx, cancel := s.undo(ctx)
 	defer cancel()
 	s.closeMemory(ctx, d.memory)
@@ -262,7 +267,7 @@ func (s *Service) remove(ctx context.Context, pc planeConn, d *device) error {
 	if len(errs) == 0 {
 		s.dropMemory(d.memory) // no request comes any more, whatever becomes of the device
 	}
-	err = s.run(ctx, func(ctx context.Context) error { return b.Delete(ctx, d.UblkID) })
+	err := s.run(ctx, func(ctx context.Context) error { return forget(ctx, d.UblkID) })
 	if err != nil && !errors.Is(err, ublk.ErrNotFound) {
 		errs = append(errs, blockError(err))
 	} else {

@@ -143,7 +143,7 @@ func TestKeyLock(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*time.Millisecond)
 			defer cancel()
 			key := i % len(inside)
-			unlock, err := k.lock(ctx, string(rune('a'+key)))
+			unlock, err := k.lock(ctx, string(rune('a'+key)), "a test")
 			if err != nil {
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Error(err)
@@ -159,6 +159,32 @@ func TestKeyLock(t *testing.T) {
 		}()
 	}
 	wg.Wait()
+	if len(k.locks) != 0 {
+		t.Errorf("%d locks left", len(k.locks))
+	}
+}
+
+// Work that can go on later makes way; other work is named.
+func TestKeyLockSoon(t *testing.T) {
+	var k keyLock
+	ctx, cancel := context.WithCancel(context.Background())
+	unlock, err := k.lockFor(ctx, "a", "a take-over", cancel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		<-ctx.Done()
+		unlock()
+	}()
+	if unlock, err = k.lockSoon(context.Background(), "a", "an abort"); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if _, err := k.lockSoon(short, "a", "an abort"); !errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), "an abort is at work") {
+		t.Errorf("a second one: %v", err)
+	}
+	unlock()
 	if len(k.locks) != 0 {
 		t.Errorf("%d locks left", len(k.locks))
 	}

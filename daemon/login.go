@@ -42,9 +42,9 @@ func (s *Service) Login(ctx context.Context, r api.LoginRequest) (api.LoginReply
 	if _, err := s.features(ctx); err != nil {
 		return api.LoginReply{}, blockError(err)
 	}
-	unlock, err := s.targets.lock(ctx, r.Target)
+	unlock, err := s.targets.lock(ctx, r.Target, "a login")
 	if err != nil {
-		return api.LoginReply{}, api.Wrap(err, api.ErrTimeout, "login %s: another request for this target is at work", r.Target)
+		return api.LoginReply{}, api.Wrap(err, api.ErrTimeout, "login %s", r.Target)
 	}
 	defer unlock()
 	if err := s.clearForLogin(ctx, r.Target); err != nil {
@@ -167,6 +167,7 @@ func (s *Service) clearForLogin(ctx context.Context, target string) error {
 func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, others []ipc.Route, timeout time.Duration) (api.LoginReply, error) {
 	reply := api.LoginReply{Version: api.Version, Devices: []api.Device{}}
 	id := c.key.ID()
+	s.forgetAborted(id)
 	isid, number, err := s.isids.Get(id)
 	if err != nil {
 		return reply, api.Errorf(api.ErrDatabase, "%w", err)
@@ -321,6 +322,12 @@ func (s *Service) serveUnits(ctx context.Context, pc planeConn, ss *session, uni
 	s.mu.Lock()
 	for _, d := range ss.devices {
 		served[d.Unit.LUN] = true
+	}
+	for _, u := range units {
+		if s.aborted[unitKey{ss.group.ID, u.LUN}] && u.Usable && !served[u.LUN] {
+			served[u.LUN] = true
+			ss.reasons[u.LUN] = abortedReason
+		}
 	}
 	g := ss.group
 	s.mu.Unlock()

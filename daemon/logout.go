@@ -23,9 +23,9 @@ func (s *Service) Logout(ctx context.Context, r api.LogoutRequest) (api.LogoutRe
 	if err != nil {
 		return api.LogoutReply{}, err
 	}
-	unlock, err := s.targets.lock(ctx, target)
+	unlock, err := s.targets.lock(ctx, target, "a logout")
 	if err != nil {
-		return api.LogoutReply{}, api.Wrap(err, api.ErrTimeout, "logout %s: another request for this target is at work", target)
+		return api.LogoutReply{}, api.Wrap(err, api.ErrTimeout, "logout %s", target)
 	}
 	defer unlock()
 	return s.end(ctx, group, r.Force)
@@ -122,6 +122,7 @@ func (s *Service) end(ctx context.Context, group string, force bool) (api.Logout
 	delete(s.sessions, group)
 	s.changedLocked()
 	s.mu.Unlock()
+	s.forgetAborted(group)
 	s.log.WithField("target", target).Info("logged out")
 	return reply, nil
 }
@@ -145,7 +146,11 @@ func (s *Service) takeApart(ctx context.Context, pc planeConn, b Blocks, ss *ses
 				s.reopenMemory(d.memory)
 				return err
 			}
-			if err := s.remove(ctx, pc, d); err != nil {
+			forget := b.Delete
+			if force { // its users may keep it open
+				forget = b.DeleteAsync
+			}
+			if err := s.removeBy(ctx, pc, d, forget); err != nil {
 				s.setDevice(ss, d, api.DeviceDead)
 				return api.Wrap(err, api.ErrLogoutFailed, "logout %s", target)
 			}

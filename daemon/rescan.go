@@ -101,7 +101,7 @@ func (s *Service) reconcileAnyhowLocked(ss *session) {
 		s.mu.Lock()
 		target, group := ss.group.Target, ss.group.ID
 		s.mu.Unlock()
-		unlock, err := s.targets.lock(s.life, target)
+		unlock, err := s.targets.lock(s.life, target, "a look at its logical units")
 		if err != nil {
 			return
 		}
@@ -343,9 +343,9 @@ func (s *Service) rescan(ctx context.Context, id string) (x api.RescanResult, er
 	}
 	x = api.RescanResult{SessionID: ss.number, Target: ss.group.Target, Added: []string{}, Removed: []string{}, Grown: []string{}, Problems: []string{}}
 	s.mu.Unlock()
-	unlock, err := s.targets.lock(ctx, x.Target)
+	unlock, err := s.targets.lock(ctx, x.Target, "a rescan")
 	if err != nil {
-		return x, api.Wrap(err, api.ErrTimeout, "rescan %s: another request for this target is at work", x.Target)
+		return x, api.Wrap(err, api.ErrTimeout, "rescan %s", x.Target)
 	}
 	defer unlock()
 	pc, err := s.plane.get(ctx)
@@ -372,6 +372,7 @@ func (s *Service) rescan(ctx context.Context, id string) (x api.RescanResult, er
 	}
 	s.changedLocked()
 	s.mu.Unlock()
+	s.forgetAborted(id) // whoever asks wants them back
 	x, err = s.reconcile(ctx, pc, ss)
 	if err != nil {
 		return x, api.Wrap(err, api.ErrInternal, "rescan %s", x.Target)

@@ -32,6 +32,7 @@ type Blocks interface {
 	Stop(ctx context.Context, id int) error
 	TryStop(ctx context.Context, id int) error
 	Delete(ctx context.Context, id int) error
+	DeleteAsync(ctx context.Context, id int) error
 	RegisterBuffer(ctx context.Context, id int, file *os.File, off, n int64) (index int, err error)
 	UnregisterBuffer(ctx context.Context, id, index int) error
 	UpdateSize(ctx context.Context, id int, size ublk.Sector) error
@@ -78,6 +79,7 @@ type Options struct {
 	OpenBlocks func() (Blocks, error)
 	Devices    func() ([]int, error)                     // numbers of the ublk devices that exist
 	Holders    func(ids []int) (map[int][]string, error) // who uses /dev/ublkbN; nobody uses one that is not in the map
+	Kill       func(pid int) error                       // ends a data plane that does not answer
 	// QueueAttribute reads /sys/block/ublkbN/queue/NAME and, unless value is "", writes it. nil leaves the queues as the kernel makes them.
 	QueueAttribute func(id int, name, value string) (old string, err error)
 	// FirmwareDir is where the kernel shows the iSCSI Boot Firmware Table; "" means /sys/firmware/ibft.
@@ -111,6 +113,7 @@ type Service struct {
 	stopping bool
 	mem      memory
 	known    ublk.Features // what the driver said last
+	aborted  map[unitKey]bool
 }
 
 // session is a session group. Guarded by Service.mu; the values in it are replaced, never changed.
@@ -169,6 +172,7 @@ func New(opt Options) (*Service, error) {
 	for _, p := range append(s.nodes.Problems(), s.portals.Problems()...) {
 		s.log.Error(p)
 	}
+	s.aborted = s.readAborted()
 	s.isids = records.OpenISIDs(filepath.Join(opt.StateDir, "isid.json"))
 	if s.name = opt.Config.InitiatorName; s.name == "" {
 		var path string

@@ -210,7 +210,9 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 	s.mu.Lock()
 	target, id := ss.group.Target, ss.group.ID
 	s.mu.Unlock()
-	unlock, err := s.targets.lock(ctx, target)
+	patient, cancel := context.WithCancel(ctx) // for what may take long, and can be done later as well
+	defer cancel()
+	unlock, err := s.targets.lockFor(ctx, target, "a take-over", cancel)
 	if err != nil {
 		return
 	}
@@ -267,7 +269,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 	var taken atomic.Int32
 	for d, there := range attached {
 		work.Go(func() error {
-			r, err := s.takeOverDevice(ctx, pc, d, there)
+			r, err := s.takeOverDevice(ctx, patient, pc, d, there)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			defer s.changedLocked()
@@ -279,7 +281,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 			case err != nil:
 				why := "its device waits: " + oneLine(err)
 				if ss.reasons[d.Unit.LUN] != why { // it is tried again and again
-					log.WithError(err).WithField("dev", d.path()).Error("a device could not be taken over; its requests wait. iserctl logout --force ends them with errors")
+					log.WithError(err).WithField("dev", d.path()).Error("a device could not be taken over; its requests wait. iserctl device abort ends them with errors")
 				}
 				ss.reasons[d.Unit.LUN] = why
 			default:
@@ -319,8 +321,8 @@ func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Gr
 	return g, err
 }
 
-// takeOverDevice makes a device that waits live again. It returns the new record.
-func (s *Service) takeOverDevice(ctx context.Context, pc planeConn, d *device, attached bool) (r deviceRecord, err error) {
+// takeOverDevice makes a device that waits live again. It returns the new record. patient is the context for what waits for the kernel.
+func (s *Service) takeOverDevice(ctx, patient context.Context, pc planeConn, d *device, attached bool) (r deviceRecord, err error) {
 	b, err := s.control()
 	if err != nil {
 		return r, err
@@ -329,7 +331,7 @@ func (s *Service) takeOverDevice(ctx context.Context, pc planeConn, d *device, a
 		return d.deviceRecord, nil // an earlier attempt came through after all
 	}
 	if !attached {
-		if err := s.awaitRelease(ctx, b, d.UblkID); err != nil {
+		if err := s.awaitRelease(patient, b, d.UblkID); err != nil {
 			return r, err
 		}
 		attach := ipc.AttachRequest{
@@ -341,7 +343,7 @@ func (s *Service) takeOverDevice(ctx context.Context, pc planeConn, d *device, a
 		}
 		s.bindAgain(ctx, pc, d.memory)
 	}
-	if err := s.run(ctx, func(ctx context.Context) error { return b.EndRecovery(ctx, d.UblkID, pc.hello.PID) }); err != nil {
+	if err := s.run(patient, func(ctx context.Context) error { return b.EndRecovery(ctx, d.UblkID, pc.hello.PID) }); err != nil {
 		return r, blockError(err)
 	}
 	r = d.deviceRecord

@@ -111,6 +111,7 @@ func run(f flags) error {
 		OpenBlocks: func() (daemon.Blocks, error) { return ublk.OpenControl() },
 		Devices:    ublk.List,
 		Holders:    holders,
+		Kill:       func(pid int) error { return unix.Kill(pid, unix.SIGKILL) },
 
 		QueueAttribute: ublk.QueueAttribute,
 	})

@@ -296,6 +296,21 @@ func TestLoginLogout(t *testing.T) {
 		t.Errorf("units %v", f.get(s, sessionInterface, "Units"))
 	}
 
+	// A device ends, in use or not, and comes back.
+	f.Blocks.Hold(1, "mount /data")
+	var refused dbus.Error
+	if err := f.call(devicePath(1), deviceInterface+".Abort", opts{}).Err; !errors.As(err, &refused) || refused.Name != api.ErrBusy {
+		t.Errorf("abort of a device in use: %v", err)
+	}
+	if err := f.call(devicePath(1), deviceInterface+".Abort", opts{"force": dbus.MakeVariant(true)}).Err; err != nil {
+		t.Errorf("abort: %v", err)
+	}
+	f.until(devicePath(1), "InterfacesRemoved")
+	if err := f.call(s, sessionInterface+".Rescan", opts{}).Err; err != nil {
+		t.Error(err)
+	}
+	f.until(devicePath(1), "InterfacesAdded")
+
 	// A failing session is an edge and a level.
 	f.Plane.SetGroup(iqn, ipc.GroupFailed, &ipc.Error{Code: "ConnectionFailed", Text: "gone"})
 	seen := f.until(s, "StateChanged")

@@ -249,6 +249,19 @@ type device struct {
 	id int
 }
 
+// Abort ends the device.
+func (d device) Abort(msg dbus.Message, opts map[string]dbus.Variant) *dbus.Error {
+	o := options{m: opts}
+	r := api.AbortRequest{Device: d.unit().Name, Force: option[bool](&o, "force")}
+	if err := o.done(); err != nil {
+		return dbusError(err)
+	}
+	return dbusError(d.c.change(msg, actionLogout, func(ctx context.Context) error {
+		_, err := d.c.s.Abort(ctx, r)
+		return err
+	}))
+}
+
 // GetStatistics reads the counters.
 func (d device) GetStatistics(opts map[string]dbus.Variant) (map[string]uint64, *dbus.Error) {
 	o := options{m: opts}

@@ -28,6 +28,7 @@ type Blocks struct {
 	regs    map[int]map[int]registration // by device and index
 	stall   map[int]bool                 // devices whose REG_BUF and UNREG_BUF do not come through
 	queue   map[int]map[string]string    // attributes
+	hangs   map[int]bool                 // devices with requests that the target does not answer
 }
 
 // registration is memory that a device knows.
@@ -40,6 +41,7 @@ type registration struct {
 func NewBlocks(p *Plane) *Blocks {
 	return &Blocks{plane: p, devs: make(map[int]*ublk.DeviceInfo), params: make(map[int]ublk.Params), holders: make(map[int][]string), fail: make(map[string]error),
 		set: 0xfffff, regs: make(map[int]map[int]registration), stall: make(map[int]bool), queue: make(map[int]map[string]string),
+		hangs: make(map[int]bool),
 	}
 }
 
@@ -177,6 +179,13 @@ func (b *Blocks) Hold(id int, holders ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.holders[id] = holders
+}
+
+// Hang lets a device have requests in flight that the target does not answer: to stop it while the data plane has them would hang.
+func (b *Blocks) Hang(id int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hangs[id] = true
 }
 
 // Foreign makes a device of another program.
@@ -372,8 +381,18 @@ func (b *Blocks) stopLocked(id int) {
 func (b *Blocks) Stop(ctx context.Context, id int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, err := b.begin(ctx, "stop", id); err != nil {
+	d, err := b.begin(ctx, "stop", id)
+	if err != nil {
 		return err
+	}
+	if hangs := b.hangs[id]; hangs && d.State == ublk.StateLive {
+		b.plane.mu.Lock()
+		answers := b.plane.aborted[id] && !b.plane.mute
+		b.plane.mu.Unlock()
+		if !answers {
+			b.faults = append(b.faults, fmt.Sprintf("stop of device %d while requests are in flight that nobody answers", id))
+			return context.DeadlineExceeded
+		}
 	}
 	b.stopLocked(id)
 	return nil
@@ -393,6 +412,9 @@ func (b *Blocks) TryStop(ctx context.Context, id int) error {
 	return nil
 }
 
+// DeleteAsync is Delete: nobody holds a descriptor here.
+func (b *Blocks) DeleteAsync(ctx context.Context, id int) error { return b.Delete(ctx, id) }
+
 // Delete would wait for ever while the data plane has the device open.
 func (b *Blocks) Delete(ctx context.Context, id int) error {
 	b.mu.Lock()
@@ -410,6 +432,7 @@ func (b *Blocks) Delete(ctx context.Context, id int) error {
 	delete(b.devs, id)
 	delete(b.params, id)
 	delete(b.holders, id)
+	delete(b.hangs, id)
 	delete(b.regs, id)
 	delete(b.queue, id)
 	return nil

@@ -107,6 +107,11 @@ func (l *Lab) Start() (*Daemon, error) {
 			return l.Blocks, nil
 		},
 		Devices: func() ([]int, error) { return l.Blocks.Left(), nil },
+		Kill: func(int) error {
+			l.Plane.Kill()
+			l.Blocks.ServerDied()
+			return nil
+		},
 		Holders: l.Blocks.Holders, QueueAttribute: l.Blocks.QueueAttribute,
 	})
 	if err != nil {

@@ -62,6 +62,9 @@ type Plane struct {
 	silent   bool             // does not count them by buffer
 	served   map[int]ipc.Unit // by ublk id
 	rescans  int
+	broken   error        // it cannot be launched
+	mute     bool         // answers nothing
+	aborted  map[int]bool // devices whose requests fail
 
 	commands commands
 }
@@ -149,7 +152,12 @@ func (p *Plane) AddTarget(name string, t *Target) {
 func (p *Plane) Launch(dir string) func() (<-chan error, error) {
 	return func() (<-chan error, error) {
 		p.mu.Lock()
+		if p.broken != nil {
+			defer p.mu.Unlock()
+			return nil, p.broken
+		}
 		p.groups, p.devices = make(map[string]*ipc.Group), make(map[int]*ipc.Device)
+		p.mute, p.aborted = false, nil
 		p.dropBuffersLocked()
 		p.starts++
 		p.mu.Unlock()
@@ -181,6 +189,20 @@ func (p *Plane) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dropBuffersLocked()
+}
+
+// Broken makes every launch fail.
+func (p *Plane) Broken(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.broken = err
+}
+
+// Mute makes it answer nothing any more, as SIGSTOP would.
+func (p *Plane) Mute() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mute = true
 }
 
 // Serving tells whether it answers.
@@ -307,7 +329,12 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 			return nil, f.err
 		}
 	}
+	mute := p.mute
 	p.mu.Unlock()
+	if mute {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	switch method {
 	case ipc.MethodBufferAdd, ipc.MethodBufferRemove:
 		return p.buffer(ctx, method, body)
@@ -365,6 +392,7 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 			p.faultLocked("device %d attached twice", r.UblkID)
 		}
 		delete(p.stopped, r.UblkID)
+		delete(p.aborted, r.UblkID)
 		p.served[r.UblkID] = p.unitOf(r.Group, r.LUN)
 		p.devices[r.UblkID] = &ipc.Device{
 			UblkID: r.UblkID, Group: r.Group, LUN: r.LUN, State: ipc.DeviceServing,
@@ -391,6 +419,21 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		for _, b := range p.buffers {
 			b.Bindings = slices.DeleteFunc(b.Bindings, func(x ipc.BufferBinding) bool { return x.UblkID == r.UblkID })
 		}
+		return ipc.Empty{}, nil
+	case ipc.MethodAbort:
+		var r ipc.AbortRequest
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.devices[r.UblkID] == nil {
+			return nil, &ipc.Error{Code: "NotFound", Text: "no such device"}
+		}
+		if p.aborted == nil {
+			p.aborted = make(map[int]bool)
+		}
+		p.aborted[r.UblkID] = true
 		return ipc.Empty{}, nil
 	case ipc.MethodRescan:
 		var r ipc.RescanRequest
