@@ -25,7 +25,7 @@ import (
 // packageLimit is how long the tests of one package may take in the guest; the scenarios take longest. In a soak it is so much longer for
 // each round.
 const (
-	packageLimit = 25 * time.Minute
+	packageLimit = 40 * time.Minute
 	roundLimit   = 15 * time.Minute
 )
 
