@@ -108,7 +108,7 @@ func (p *path) dropHeld(lun scsi.LUN) {
 // abortTasks does something about the tasks of an aborted device that the target has, and returns how many there are. It runs on the reactor.
 func (p *path) abortTasks(lun scsi.LUN, do abortStep) (left int) {
 	d := p.keeper
-	if d == nil || p.session == nil || d.State() != iscsi.StateLoggedIn {
+	if d == nil || p.unproven != nil || d.State() != iscsi.StateLoggedIn {
 		return 0 // a session that ends hands its tasks back, and they fail
 	}
 	d.EachOutstanding(func(_ int, t *iscsi.Task) {

@@ -55,17 +55,17 @@ func (g *group) plan() {
 	}
 }
 
-// attemptTimeout bounds an attempt by one route while there are others.
+// attemptTimeout bounds an attempt to bring a session back by one route while there are others.
 const attemptTimeout = 4 * time.Second
 
 // attempt logs in by the routes, beginning with the one at which the path is, until one answers.
 func (p *path) attempt(ctx context.Context) (err error) {
 	g := p.group
 	g.mu.Lock()
-	routes, at := g.routes, p.at
+	routes, at, back := g.routes, p.at, p.last.there
 	g.mu.Unlock()
 	limit := api.SecondsOr(g.request.Settings.LoginTimeout, loginTimeout)
-	if len(routes) > 1 {
+	if len(routes) > 1 && back {
 		limit = min(limit, attemptTimeout)
 	}
 	for k := range routes {
@@ -194,7 +194,7 @@ func (p *path) leaveRoute() bool {
 	p.reactor.Call(func() {
 		switch {
 		case session.State() != iscsi.StateLoggedIn: // lost meanwhile
-		case session.InFlight() > 0:
+		case session.InFlight() > 0 && p.fenced(): // nobody asked it for a reset while it looked gone
 			p.session = session
 			p.release(session.Submit)
 		default:
