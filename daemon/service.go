@@ -123,8 +123,7 @@ type session struct {
 	group   ipc.Group
 	devices map[int]*device // by ublk id
 	reasons map[uint64]string
-	tpgts   []uint16 // of the sessions that its data plane had
-	orphan  bool     // its data plane is gone, and the next one does not know of it yet
+	orphan  bool // its data plane is gone, and the next one does not know of it yet
 
 	reconciling bool // a reconcile is going to begin: see rescan.go
 	told        bool // the data plane has said something of the session while it was being made

@@ -51,12 +51,6 @@ func (s *Service) orphanAll() {
 func (s *Service) orphanLocked(ss *session) {
 	ss.group.State = ipc.GroupRecovering
 	ss.group.Error = &ipc.Error{Code: api.ErrConnectionFailed, Text: "the data plane has ended; its requests wait for the next one"}
-	if !ss.orphan {
-		ss.tpgts = nil
-		for _, c := range ss.group.Sessions {
-			ss.tpgts = append(ss.tpgts, c.TPGT)
-		}
-	}
 	ss.group.Sessions = nil
 	if !ss.orphan {
 		ss.orphan, ss.group.Since = true, time.Now()
@@ -218,7 +212,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 	}
 	defer unlock()
 	s.mu.Lock()
-	current, orphan, group, tpgts := s.sessions[id] == ss, ss.orphan, ss.group, ss.tpgts
+	current, orphan, group := s.sessions[id] == ss, ss.orphan, ss.group
 	group.Units = slices.Clone(group.Units)
 	for _, d := range ss.devices { // what a device was made for, whatever stands under the number now
 		if i := slices.IndexFunc(group.Units, func(u ipc.Unit) bool { return u.LUN == d.Unit.LUN }); i >= 0 {
@@ -233,7 +227,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 	}
 	log := s.log.WithFields(map[string]any{"target": target, "portal": group.Portal})
 	if orphan {
-		g, err := s.restoreSession(ctx, pc, group, tpgts)
+		g, err := s.restoreSession(ctx, pc, group)
 		s.mu.Lock()
 		said := ss.group.Error != nil && err != nil && ss.group.Error.Text == oneLine(err)
 		if err != nil {
@@ -300,7 +294,7 @@ func (s *Service) takeOverSession(ctx context.Context, pc planeConn, ss *session
 }
 
 // restoreSession makes a session group known to the data plane.
-func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Group, tpgts []uint16) (g ipc.Group, err error) {
+func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Group) (g ipc.Group, err error) {
 	isid, _, err := s.isids.Get(group.ID)
 	if err != nil {
 		return g, api.Errorf(api.ErrDatabase, "%w", err)
@@ -316,7 +310,7 @@ func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Gr
 	login.Portal, login.Transport, login.ISID = group.Portal, group.Transport, isid
 	login.Others = group.Others
 	login.Timeout = api.SecondsOr(set.LoginTimeout, s.opt.Config.LoginTimeout)
-	r := ipc.RestoreRequest{LoginRequest: login, TPGT: group.TPGT, TPGTs: tpgts, Units: group.Units}
+	r := ipc.RestoreRequest{LoginRequest: login, TPGT: group.TPGT, Units: group.Units}
 	err = s.run(ctx, func(ctx context.Context) error { return pc.call(ctx, ipc.MethodRestore, r, &g) })
 	return g, err
 }

@@ -68,8 +68,9 @@ func (p *Plane) abort(ctx context.Context, id int) error {
 		}
 		for _, q := range d.queues {
 			q.reactor.Call(func() {
-				if q.lu.Counters().InFlight > 0 {
-					left += d.group.paths[q.reactor.index].abortTasks(d.lun, do)
+				if n := q.lu.Counters().InFlight; n > 0 { // with the target, on the way there, or where their data is copied
+					left += n
+					d.group.paths[q.reactor.index].abortTasks(d.lun, do)
 				}
 			})
 		}
@@ -105,26 +106,18 @@ func (p *path) dropHeld(lun scsi.LUN) {
 	}
 }
 
-// abortTasks does something about the tasks of an aborted device that the target has, and returns how many there are. It runs on the reactor.
-func (p *path) abortTasks(lun scsi.LUN, do abortStep) (left int) {
+// abortTasks does something about the tasks of an aborted device that the session has. It runs on the reactor.
+func (p *path) abortTasks(lun scsi.LUN, do abortStep) {
 	d := p.keeper
 	if d == nil || p.unproven != nil || d.State() != iscsi.StateLoggedIn {
-		return 0 // a session that ends hands its tasks back, and they fail
+		return // a session that ends hands its tasks back, and they fail
 	}
-	d.EachOutstanding(func(_ int, t *iscsi.Task) {
-		if t.LUN == lun && lu.Condemned(t) {
-			left++
-		}
-	})
-	if d.Stalled() {
-		left++ // behind a closed command window
-	}
-	switch {
-	case left == 0 || do == abortWait:
-	case do == abortDrop:
+	switch do {
+	case abortDrop:
 		d.drop(fmt.Errorf("%w: the commands of an aborted device (logical unit %v) were not ended", iscsi.ErrTimeout, lun))
-	case d.step == nil && d.InFlight() > 0:
-		d.begin(&step{function: pdu.AbortTaskSet, lun: lun, since: time.Now()})
+	case abortAsk:
+		if d.step == nil && d.InFlight() > 0 {
+			d.begin(&step{function: pdu.AbortTaskSet, lun: lun, since: time.Now()})
+		}
 	}
-	return left
 }

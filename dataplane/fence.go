@@ -21,23 +21,30 @@ import (
 // group.mu.
 type unfenced map[*path]map[scsi.LUN]bool
 
-// atLarge are the units for which the lost session has sent commands that were not answered and that may change something. Of a session that an earlier
-// data plane had nothing is known, so these are all.
+// atLarge are the units for which the lost session may have commands at work that change something: those with requests that are not done, wherever these
+// wait by now, and those of single commands. Of a session that an earlier data plane had nothing is known, so these are all that have devices.
 func (p *path) atLarge() map[scsi.LUN]bool {
 	luns := map[scsi.LUN]bool{}
 	g := p.group
 	g.mu.Lock()
-	if p.last.old {
-		for _, u := range g.units {
-			if u.Usable {
-				luns[u.LUN] = true
-			}
+	old := p.last.old
+	g.mu.Unlock()
+	if old {
+		for _, lun := range g.inherited {
+			luns[lun] = true
+		}
+		for lun := range g.strangers() { // what stands there now was never written to
+			delete(luns, lun)
 		}
 	}
-	g.mu.Unlock()
 	p.reactor.Call(func() {
+		for _, q := range p.queues {
+			if q.Counters().InFlight > 0 {
+				luns[q.LUN()] = true
+			}
+		}
 		for h := p.held.head; h != nil; h = h.next {
-			if t := h.task; t.Outcome == iscsi.Lost && t.Direction != iscsi.Read && t.CDB[0] != scsi.OpSynchronizeCache10 && t.CDB[0] != scsi.OpSynchronizeCache16 {
+			if t := h.task; t.Outcome == iscsi.Lost && t.Direction != iscsi.Read {
 				luns[t.LUN] = true
 			}
 		}
@@ -61,6 +68,9 @@ func (p *path) fenceOff(ctx context.Context) {
 			continue
 		}
 		if err := o.fence(ctx, session); err != nil {
+			if g.ctx.Err() != nil {
+				return // a logout ends all of them
+			}
 			g.log(o).WithError(err).Error("the session is dropped: without a reset it must not write to units that a lost session may still change")
 			o.reactor.Call(func() {
 				if o.session == session {

@@ -22,6 +22,8 @@ type group struct {
 	request ipc.LoginRequest
 	paths   []*path
 
+	inherited []scsi.LUN // units that had devices in an earlier data plane
+
 	ctx    context.Context // ends with the group
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup // recovery goroutines, and the one that watches the units
@@ -190,7 +192,10 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 		}
 		p.fenceOff(g.ctx)
 		p.reactor.Do(func() {
-			if p.session == nil {
+			g.mu.Lock()
+			late := back // while units were being reset
+			g.mu.Unlock()
+			if !late && p.session == nil {
 				p.fail()
 			}
 		})

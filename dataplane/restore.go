@@ -27,6 +27,7 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 	g.state, g.failed, g.tpgt, g.reason = ipc.GroupRecovering, len(g.paths), r.TPGT, "it was used before the data plane was restarted"
 	for i := range r.Units {
 		g.units = append(g.units, unitOf(&r.Units[i]))
+		g.inherited = append(g.inherited, scsi.LUN(r.Units[i].LUN))
 	}
 	g.plan()
 	g.tasks.Add(1 + len(g.paths))
@@ -34,11 +35,11 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 	for i, path := range g.paths {
 		path.info = ipc.Session{Reactor: i, State: "FAILED", Negotiated: map[string]string{}}
 		path.last.there, path.last.old, path.last.tpgt = true, true, r.TPGT
-		if i < len(r.TPGTs) {
-			path.last.tpgt = r.TPGTs[i]
-		} else if len(r.Others) > 0 {
-			path.last.unknown = true
-		}
+		path.info.TPGT = r.TPGT
+		// A session may have gone to another portal right before the data plane ended, and nobody has heard of it.
+		path.last.unknown = len(r.Others) > 0 && r.Policy != api.PathSingle
+	}
+	for _, path := range g.paths {
 		go func() {
 			defer g.tasks.Done()
 			path.runRecovery(0, 0)

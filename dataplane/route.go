@@ -58,12 +58,18 @@ func (g *group) plan() {
 // attemptTimeout bounds an attempt to bring a session back by one route while there are others.
 const attemptTimeout = 4 * time.Second
 
+// errNoRoute is for a session that is lost before the first login of its group is over.
+var errNoRoute = errors.New("the group is being made")
+
 // attempt logs in by the routes, beginning with the one at which the path is, until one answers.
 func (p *path) attempt(ctx context.Context) (err error) {
 	g := p.group
 	g.mu.Lock()
 	routes, at, back := g.routes, p.at, p.last.there
 	g.mu.Unlock()
+	if len(routes) == 0 {
+		return errNoRoute
+	}
 	limit := api.SecondsOr(g.request.Settings.LoginTimeout, loginTimeout)
 	if len(routes) > 1 && back {
 		limit = min(limit, attemptTimeout)
@@ -191,12 +197,12 @@ func (p *path) leaveRoute() bool {
 			break
 		}
 	}
+	other := p.group.strangers()
 	p.reactor.Call(func() {
 		switch {
 		case session.State() != iscsi.StateLoggedIn: // lost meanwhile
 		case session.InFlight() > 0 && p.fenced(): // nobody asked it for a reset while it looked gone
-			p.session = session
-			p.release(session.Submit)
+			p.resume(session, other)
 		default:
 			g := p.group
 			g.mu.Lock()

@@ -148,11 +148,11 @@ func (p *path) loginFrom(ctx context.Context, r ipc.Route) error {
 	}
 	if home == g.request.Portal {
 		home = ""
-	} else if begin != g.request.Portal && begin != g.movedTo {
-		return nil // what another portal says is not about the first
 	}
 	g.mu.Lock()
-	g.movedTo = home
-	g.mu.Unlock()
+	defer g.mu.Unlock()
+	if begin == g.request.Portal || begin == g.movedTo { // what another portal says is not about the first
+		g.movedTo = home
+	}
 	return nil
 }

@@ -403,7 +403,8 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, d
 	p.reinstated(tpgt)
 	up, fenced := false, false
 	for !fenced {
-		if err := p.fence(ctx, session); err != nil {
+		// Each reset has its own time; the attempt's would make many units begin again and again.
+		if err := p.fence(p.group.ctx, session); err != nil {
 			p.giveUpProof(session, err, done)
 			return err
 		}
@@ -425,6 +426,12 @@ func (p *path) begin(session *iscsi.Session, other map[scsi.LUN]bool) bool {
 		return false
 	}
 	p.unproven = nil
+	p.resume(session, other)
+	return true
+}
+
+// resume makes a session the path's, and sends what waits. Requests of units that are gone, or other ones, fail. It runs on the reactor.
+func (p *path) resume(session *iscsi.Session, other map[scsi.LUN]bool) {
 	p.session, p.refuse = session, false
 	p.release(func(t *iscsi.Task) {
 		if _, single := t.Handler.(*execution); lu.Condemned(t) || single && other[t.LUN] {
@@ -434,7 +441,6 @@ func (p *path) begin(session *iscsi.Session, other map[scsi.LUN]bool) bool {
 		}
 		session.Submit(t)
 	})
-	return true
 }
 
 // giveUpProof ends a session that the path cannot use. done is closed when it has ended.

@@ -8,7 +8,5 @@ const MethodRestore = "restore"
 type RestoreRequest struct {
 	LoginRequest        // Transport is iser or tcp
 	TPGT         uint16 `json:"tpgt"`
-	// TPGTs are those of the sessions one by one, where they are known. With Others a session whose portal group is not known counts as one of another.
-	TPGTs []uint16 `json:"tpgts,omitempty"`
-	Units []Unit   `json:"units"` // that have devices
+	Units        []Unit `json:"units"` // that have devices
 }
