@@ -66,12 +66,14 @@ func (p parking) refuses() bool {
 }
 
 // errno is what a request gets that no path takes.
-func (w *ways) errno() unix.Errno {
+func (w *ways) errno(r *request) unix.Errno {
 	switch {
 	case w.aborted:
 		return unix.EIO
 	case w.condemned:
 		return unix.ENODEV
+	case r.lost > maxLost:
+		return unix.EIO
 	}
 	return unix.ENOLINK
 }
@@ -122,16 +124,18 @@ func (q *Queue) unpark() {
 	}
 }
 
-// Condemned tells whether a task belongs to a queue that is condemned: then it is to fail instead of being sent again.
-func Condemned(t *iscsi.Task) bool {
+// Hopeless tells whether a task that was held is to fail instead of being sent again: its queue is condemned, or it was lost too often.
+func Hopeless(t *iscsi.Task) bool {
 	switch h := t.Handler.(type) {
 	case *request:
-		return h.queue.ways.condemned
+		return h.hopeless()
 	case *rangeRequest:
-		return h.queue.ways.condemned
+		return (*request)(h).hopeless()
 	}
 	return false
 }
+
+func (r *request) hopeless() bool { return r.queue.ways.condemned || r.lost > maxLost }
 
 // Renew takes over what has changed at the unit: see [Unit.Renewed].
 func (q *Queue) Renew(u *Unit) {

@@ -23,8 +23,8 @@ type Path interface {
 	// Reaches tells whether tasks of that direction may have Pages, and that it pays. They are handed back as NotSent where they may not.
 	Reaches(d iscsi.Direction) bool
 
-	// Hold keeps a task that a lost session has handed back until there is a session again, and then sends it. It returns false when
-	// there will be none: the task is to fail.
+	// Hold keeps a task that a lost session has handed back until there is a session again, and then sends it, unless it is [Hopeless]: then it hands it
+	// back as NotSent. It returns false when the task is to fail now, because no session will come, or one is there that has ended what was sent before.
 	Hold(t *iscsi.Task) bool
 }
 

@@ -331,6 +331,45 @@ func TestAbort(t *testing.T) {
 	}
 }
 
+// A write that was under way when its session was lost, of a queue that is condemned: it fails when the session is back, and nothing of it can come late.
+func TestCondemnedLate(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		d := &disk{content: make([]byte, 1<<20), shift: 9, hold: true}
+		q, _, _ := newTestQueue(t, testUnit(512, 2048), d, 4<<20)
+		var under *iscsi.Task
+		d.answer = func(_ int, t *iscsi.Task) bool {
+			under, t.Outcome = t, iscsi.NotSent
+			return true
+		}
+		b := &block{op: ublk.OpWrite, data: make([]byte, 512)}
+		if lost {
+			d.answer = func(_ int, t *iscsi.Task) bool {
+				q.Condemn()
+				under, t.Outcome = t, iscsi.Lost
+				return true
+			}
+		}
+		q.submit(b)
+		if lost {
+			if len(b.results) != 0 || len(d.held) != 1 {
+				t.Fatalf("results %v, %d held", b.results, len(d.held))
+			}
+			d.hold, under.Outcome = false, iscsi.NotSent
+			under.Handler.TaskDone(under)
+		} else {
+			q.Condemn()
+			if len(b.results) != 0 || len(d.held) != 1 {
+				t.Fatalf("results %v, %d held", b.results, len(d.held))
+			}
+			under.Outcome = iscsi.NotSent
+			under.Handler.TaskDone(under)
+		}
+		if len(b.results) != 1 || b.results[0] != -int32(unix.ENODEV) {
+			t.Errorf("lost %v: results %v", lost, b.results)
+		}
+	}
+}
+
 // A command that costs the session each time is given up.
 func TestPoison(t *testing.T) {
 	d := &disk{content: make([]byte, 1<<20), shift: 9, hold: true}
@@ -342,7 +381,16 @@ func TestPoison(t *testing.T) {
 	b := &block{op: ublk.OpRead, data: make([]byte, 512)}
 	q.submit(b)
 	for i := 0; i < len(d.held); i++ {
-		d.Submit(d.held[i])
+		if !Hopeless(d.held[i]) {
+			d.Submit(d.held[i])
+			continue
+		}
+		if len(b.results) != 0 {
+			t.Error("the command fails before its last session is over")
+		}
+		d.hold = false // there is a session again
+		d.held[i].Outcome = iscsi.NotSent
+		d.held[i].Handler.TaskDone(d.held[i])
 	}
 	if len(b.results) != 1 || b.results[0] != -int32(unix.EIO) || len(d.tasks) != 1+maxLost || pool.InUse() != 0 {
 		t.Errorf("results %v after %d tries, %d bytes in use", b.results, len(d.tasks), pool.InUse())

@@ -262,7 +262,7 @@ func TestDoubt(t *testing.T) {
 		if !same && len(d.tasks) != 1 {
 			t.Error("a request reached another unit")
 		}
-		if got := Condemned(&q.requests[1].task); got == same {
+		if got := Hopeless(&q.requests[1].task); got == same {
 			t.Errorf("Condemned is %v", got)
 		}
 		q.Proceed() // the old unit is back

@@ -27,8 +27,12 @@ func (q *Queue) exception(r *request) {
 		if t.Outcome == iscsi.Lost {
 			r.lost++
 		}
-		if r.lost > maxLost {
-			q.finish(r, -int32(unix.EIO))
+		if r.hopeless() {
+			// What was sent may be at work at the target until the session is reinstated, so the request fails only then; that of an aborted device when
+			// the path says so.
+			if r.lost == 0 || q.ways.aborted && t.Outcome == iscsi.NotSent || !q.ways.target.Hold(t) {
+				q.finish(r, -int32(q.ways.errno(r)))
+			}
 			return
 		}
 		if r.lent {
@@ -39,7 +43,7 @@ func (q *Queue) exception(r *request) {
 			q.counters.Retries++
 			return
 		}
-		q.finish(r, -int32(q.ways.errno()))
+		q.finish(r, -int32(q.ways.errno(r)))
 		return
 	case iscsi.TargetFailed:
 		q.again(r, scsi.Action{Kind: scsi.RetryNow, Errno: unix.EREMOTEIO})
