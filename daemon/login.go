@@ -281,10 +281,13 @@ func (s *Service) loginRequest(pc planeConn, id, target string, set *api.Setting
 	}, nil
 }
 
-// others are the portals besides a candidate's where its sessions may go: those of the candidates with the same settings. A secret belongs to a record, so
-// where there is one the other portals must have it, too.
+// others are the routes besides a candidate's by which its sessions may go: those of the candidates with the same settings. A secret belongs to a record, so
+// where there is one the other portals must have it, too. A transport that was left open belongs to them: the next data plane is told only which was chosen.
 func (s *Service) others(c candidate, all []candidate) []ipc.Route {
 	routes := []ipc.Route{}
+	if c.transport == api.TransportAuto {
+		routes = append(routes, ipc.Route{Portal: c.at.String(), Transport: ipc.TransportAuto})
+	}
 	for _, o := range all {
 		r := ipc.Route{Portal: o.at.String(), Transport: ipc.Transport(o.transport)}
 		if o.at != c.at && len(c.settings.Changed(&o.settings)) == 0 && s.sameSecrets(c.key.ID(), o.key.ID()) && !slices.Contains(routes, r) {

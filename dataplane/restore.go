@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"iserd.org/iserd/api"
@@ -37,7 +38,7 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 		path.last.there, path.last.old, path.last.tpgt = true, true, r.TPGT
 		path.info.TPGT = r.TPGT
 		// A session may have gone to another portal right before the data plane ended, and nobody has heard of it.
-		path.last.unknown = len(r.Others) > 0 && r.Policy != api.PathSingle
+		path.last.unknown = r.Policy != api.PathSingle && slices.ContainsFunc(r.Others, func(o ipc.Route) bool { return o.Portal != r.Portal })
 	}
 	for _, path := range g.paths {
 		go func() {
@@ -55,6 +56,7 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 func (p *Plane) emptyGroup(request ipc.LoginRequest) *group {
 	g := &group{plane: p, request: request, state: ipc.GroupUp, since: time.Now(), transport: request.Transport}
 	g.notices.wake = make(chan struct{}, 1)
+	g.debts.owed, g.debts.paying = map[debt]uint64{}, make(chan struct{}, 1)
 	g.ctx, g.cancel = context.WithCancel(p.ctx)
 	for _, r := range p.reactors {
 		g.paths = append(g.paths, &path{group: g, reactor: r})
