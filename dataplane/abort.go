@@ -44,10 +44,7 @@ func (p *Plane) abort(ctx context.Context, id int) error {
 	}
 	d.logger().Warn("aborted: every request fails from now on")
 	for _, q := range d.queues {
-		q.reactor.Call(func() {
-			q.lu.Abort()
-			d.group.paths[q.reactor.index].dropHeld(d.lun)
-		})
+		q.reactor.Call(q.lu.Abort)
 	}
 	begin := time.Now()
 	var asked time.Time // when the target was asked to end what it has
@@ -68,9 +65,13 @@ func (p *Plane) abort(ctx context.Context, id int) error {
 		}
 		for _, q := range d.queues {
 			q.reactor.Call(func() {
+				path := d.group.paths[q.reactor.index]
+				if q.lu.Counters().InFlight > 0 {
+					path.dropHeld(d.lun)
+				}
 				if n := q.lu.Counters().InFlight; n > 0 { // with the target, on the way there, or where their data is copied
 					left += n
-					d.group.paths[q.reactor.index].abortTasks(d.lun, do)
+					path.abortTasks(d.lun, do)
 				}
 			})
 		}
@@ -89,21 +90,20 @@ func (p *Plane) abort(ctx context.Context, id int) error {
 }
 
 // dropHeld fails the tasks of an aborted device that wait for the next session. What the lost one has sent of them may still be at work at the target: no
-// session goes on before that is over. It runs on the reactor.
+// session that comes, and no other device of the unit, goes on before that is over. It runs on the reactor.
 func (p *path) dropHeld(lun scsi.LUN) {
-	sent := false
+	if p.session != nil {
+		return
+	}
+	p.group.owe(p, map[scsi.LUN]bool{lun: true})
 	p.release(func(t *iscsi.Task) {
-		if t.LUN != lun || !lu.Condemned(t) {
+		if t.LUN != lun || !lu.Hopeless(t) {
 			p.Hold(t)
 			return
 		}
-		sent = sent || t.Outcome == iscsi.Lost && t.Direction != iscsi.Read
 		t.Outcome = iscsi.NotSent
 		t.Handler.TaskDone(t)
 	})
-	if sent {
-		p.group.unfence(p, map[scsi.LUN]bool{lun: true})
-	}
 }
 
 // abortTasks does something about the tasks of an aborted device that the session has. It runs on the reactor.

@@ -32,9 +32,10 @@ type patience struct {
 	back  time.Duration // before a session returns to a preferred route, the first time
 	abort time.Duration // ABORT TASK
 	reset time.Duration // LOGICAL UNIT RESET, ABORT TASK SET
+	told  time.Duration // to tell of each command that it was ended by the reset of another session, if it does tell
 }
 
-var defaultPatience = patience{back: firstReturn, abort: 5 * time.Second, reset: 10 * time.Second}
+var defaultPatience = patience{back: firstReturn, abort: 5 * time.Second, reset: 10 * time.Second, told: time.Second}
 
 // flushFactor is how much longer a cache flush may take than other commands, as in the kernel (drivers/scsi/sd.h, SD_FLUSH_TIMEOUT_MULTIPLIER).
 const flushFactor = 2
@@ -60,6 +61,7 @@ type deadline struct {
 	look    time.Time // when to look at the slots next
 	stalled time.Time // since when nothing goes although nothing is outstanding; zero if it does
 	step    *step     // under way, nil for none
+	sweep   time.Time // when to look for commands that were wiped out; zero for never
 
 	overdue *iscsi.Task // what scan has found last, with its slot's mark
 	worst   time.Time
@@ -73,6 +75,7 @@ type mark struct {
 	cmdSN   uint32
 	used    bool
 	givenUp bool // whoever waited for it does not any more
+	wiped   bool // another session has had the unit reset meanwhile
 }
 
 // step is one function of task management under way.
@@ -117,6 +120,9 @@ func (d *deadline) tick(now time.Time) time.Time {
 	if d.State() != iscsi.StateLoggedIn {
 		return time.Time{}
 	}
+	if !d.sweep.IsZero() && d.step == nil && !now.Before(d.sweep) {
+		d.sweepUp(now)
+	}
 	if !now.Before(d.look) {
 		d.look = now.Add(d.interval())
 		d.check(now)
@@ -130,6 +136,8 @@ func (d *deadline) tick(now time.Time) time.Time {
 		if end := d.step.since.Add(d.limit(d.step)); end.Before(next) {
 			next = end
 		}
+	} else if !d.sweep.IsZero() && (next.IsZero() || d.sweep.Before(next)) {
+		next = d.sweep
 	}
 	return next
 }
@@ -267,8 +275,8 @@ func (d *deadline) drop(why error) {
 
 func (d *deadline) log() *logrus.Entry { return d.path.group.log(d.path) }
 
-// wasReset tells the other sessions of the group that the unit was reset: their tasks with it have ended too, and the target may not say so (SAM-5
-// section 5.13, TAS bit of the control mode page). ABORT TASK SET ends what it did not tell of.
+// wasReset tells the other sessions of the group that the unit was reset: their tasks with it have ended too. A target may say so of each (TASK ABORTED), or
+// of none (SAM-5 section 5.13, TAS bit of the control mode page).
 func (p *path) wasReset(lun scsi.LUN) {
 	for _, o := range p.group.paths {
 		if o == p {
@@ -276,14 +284,37 @@ func (p *path) wasReset(lun scsi.LUN) {
 		}
 		o.reactor.Do(func() {
 			d := o.keeper
-			if d == nil || d.State() != iscsi.StateLoggedIn || d.step != nil {
-				return // a step that is under way finds out by itself
+			if d == nil || d.State() != iscsi.StateLoggedIn {
+				return
 			}
-			left := false
-			d.EachOutstanding(func(_ int, t *iscsi.Task) { left = left || t.LUN == lun })
-			if left {
-				d.begin(&step{function: pdu.AbortTaskSet, lun: lun, since: time.Now()})
-			}
+			now := time.Now()
+			d.EachOutstanding(func(slot int, t *iscsi.Task) {
+				if t.LUN != lun {
+					return
+				}
+				m := &d.marks[slot]
+				if !m.used || m.cmdSN != t.CmdSN() {
+					*m = mark{since: now, cmdSN: t.CmdSN(), used: true}
+				}
+				m.wiped = true
+				d.sweep = now.Add(d.told)
+			})
+			o.reactor.clock.soon()
 		})
+	}
+}
+
+// sweepUp has the target end what is still there of a unit that another session has had reset.
+func (d *deadline) sweepUp(now time.Time) {
+	d.sweep = time.Time{}
+	var left *iscsi.Task
+	d.EachOutstanding(func(slot int, t *iscsi.Task) {
+		if m := d.marks[slot]; m.wiped && m.cmdSN == t.CmdSN() {
+			left = t
+		}
+	})
+	if left != nil {
+		d.sweep = now // there may be more units
+		d.begin(&step{function: pdu.AbortTaskSet, lun: left.LUN, since: now})
 	}
 }

@@ -76,6 +76,9 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	if unit.WWID != a.WWID || unit.Serial != a.Serial {
 		return &ipc.Error{Code: api.ErrAgain, Text: fmt.Sprintf("target %s has another logical unit under %#x now", g.request.Target, a.LUN)}
 	}
+	if err := g.settle(ctx, unit.LUN); err != nil {
+		return classify(err)
+	}
 	char, err := ublk.Open(a.UblkID)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/pdu"
@@ -17,9 +18,24 @@ import (
 // one. So the units are reset by another session first (LOGICAL UNIT RESET ends the tasks of every nexus, SAM-5 section 7.4), or, when there is none,
 // by the first that comes back.
 
-// unfenced are the units for which a lost session may have commands at work that change them, though the requests behind them have failed. Guarded by
-// group.mu.
-type unfenced map[*path]map[scsi.LUN]bool
+// debt is a unit for which a lost session may have commands at work that change it, though the requests behind them have failed, or are to be sent by a
+// session that does not reinstate it.
+type debt struct {
+	path *path
+	lun  scsi.LUN
+}
+
+// debts are those of a group, with the number that each got when it was last incurred: a reset pays for what was there when it began.
+type debts struct {
+	// Guarded by group.mu.
+	owed map[debt]uint64
+	last uint64
+
+	paying chan struct{} // held, by filling it, while resets are under way: one is enough for all sessions
+}
+
+// fenceLimit is how long requests whose time is over wait for units to be reset.
+const fenceLimit = time.Second
 
 // atLarge are the units for which the lost session may have commands at work that change something: those with requests that are not done, wherever these
 // wait by now, and those of single commands. Of a session that an earlier data plane had nothing is known, so these are all that have devices.
@@ -52,74 +68,117 @@ func (p *path) atLarge() map[scsi.LUN]bool {
 	return luns
 }
 
-// fenceOff has the units reset that p's lost session may still change, before p's requests fail. What no other session could do is left to the first that
-// comes back, and no other goes on before that.
+// fenceOff has the units reset that p's lost session may still change, before p's requests fail. If that takes too long the sessions that might write to
+// them end, and log in again: none goes on before the units are reset.
 func (p *path) fenceOff(ctx context.Context) {
-	luns := p.atLarge()
-	if len(luns) == 0 {
-		return
-	}
 	g := p.group
-	g.unfence(p, luns)
+	g.owe(p, p.atLarge())
+	type peer struct {
+		path    *path
+		session *iscsi.Session
+	}
+	var peers []peer
 	for _, o := range g.paths {
 		var session *iscsi.Session
-		o.reactor.Call(func() { session = o.session })
-		if o == p || session == nil {
-			continue
-		}
-		if err := o.fence(ctx, session); err != nil {
-			if g.ctx.Err() != nil {
-				return // a logout ends all of them
-			}
-			g.log(o).WithError(err).Error("the session is dropped: without a reset it must not write to units that a lost session may still change")
-			o.reactor.Call(func() {
-				if o.session == session {
-					session.Terminate(err)
-				}
-			})
+		if o.reactor.Call(func() { session = o.session }); o != p && session != nil {
+			peers = append(peers, peer{o, session})
 		}
 	}
+	for _, o := range peers {
+		if g.settled() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, fenceLimit/time.Duration(len(peers)))
+		err := o.path.fence(ctx, o.session)
+		cancel()
+		if g.ctx.Err() != nil {
+			return // a logout ends all of them
+		}
+		if err != nil {
+			g.log(o.path).WithError(err).Warn("a unit that a lost session may still change was not reset")
+		}
+	}
+	if g.settled() {
+		return
+	}
+	for _, o := range peers {
+		o.path.reactor.Call(func() {
+			if o.path.session == o.session {
+				o.session.Terminate(errUnfenced)
+			}
+		})
+	}
+}
+
+// errUnfenced ends a session that must not write before its units have been reset.
+var errUnfenced = errors.New("a lost session may still change its units, and they could not be reset in time")
+
+// settle has a unit reset that a lost session may still change, before a new device uses it. If there is no session the first that comes does it.
+func (g *group) settle(ctx context.Context, lun scsi.LUN) error {
+	g.mu.Lock()
+	owed := false
+	for d := range g.debts.owed {
+		owed = owed || d.lun == lun
+	}
+	g.mu.Unlock()
+	if !owed {
+		return nil
+	}
+	for _, p := range g.paths {
+		var session *iscsi.Session
+		if p.reactor.Call(func() { session = p.session }); session != nil {
+			return p.fence(ctx, session)
+		}
+	}
+	return nil
 }
 
 // fence resets, through a session of p's, the units that lost sessions may still change. A unit that refuses to be reset is left alone:
 // there is nothing else that could be done about it, and it is logged.
 func (p *path) fence(ctx context.Context, session *iscsi.Session) error {
 	g := p.group
+	if g.settled() {
+		return nil
+	}
+	select {
+	case g.debts.paying <- struct{}{}:
+		defer func() { <-g.debts.paying }()
+	case <-ctx.Done():
+		return fmt.Errorf("%w: other resets are under way", iscsi.ErrTimeout)
+	}
 	g.mu.Lock()
 	luns := map[scsi.LUN]bool{}
-	for _, m := range g.unfenced {
-		maps.Copy(luns, m)
+	for d := range g.debts.owed {
+		luns[d.lun] = true
 	}
 	g.mu.Unlock()
 	for _, lun := range slices.Sorted(maps.Keys(luns)) {
+		g.mu.Lock()
+		begun := g.debts.last
+		g.mu.Unlock()
 		err := p.resetUnit(ctx, session, lun)
 		log := g.log(p).WithField("lun", lun.String())
 		var refused *iscsi.TaskManagementError
 		switch {
 		case err == nil:
-			log.Warn("the unit was reset: requests of a lost session fail, and nothing of them may come later")
+			log.Warn("the unit was reset: nothing that a lost session has sent to it comes later")
 		case errors.As(err, &refused):
 			log.WithError(err).Error("the unit cannot be reset: a write that fails with its session may still take effect")
 		default:
 			return fmt.Errorf("LOGICAL UNIT RESET of %v on behalf of a lost session: %w", lun, err)
 		}
 		g.mu.Lock()
-		for o, m := range g.unfenced {
-			if delete(m, lun); len(m) == 0 {
-				delete(g.unfenced, o)
-			}
-		}
+		maps.DeleteFunc(g.debts.owed, func(d debt, n uint64) bool { return d.lun == lun && n <= begun })
 		g.mu.Unlock()
 	}
 	return nil
 }
 
-// fenced tells whether no unit has to be reset before p goes on. It runs on the reactor.
-func (p *path) fenced() bool {
-	g := p.group
+// settled tells whether no unit has to be reset before a session goes on. It may be called on a reactor.
+func (g *group) settled() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.unfenced) == 0
+	return len(g.debts.owed) == 0
 }
 
 // reinstated notes that p has logged in with the portal group tpgt. With the group of the session before it is that session's reinstatement, which has
@@ -129,7 +188,7 @@ func (p *path) reinstated(tpgt uint16) {
 	g.mu.Lock()
 	moved := p.last.there && (p.last.tpgt != tpgt || p.last.unknown)
 	if !moved {
-		delete(g.unfenced, p)
+		maps.DeleteFunc(g.debts.owed, func(d debt, _ uint64) bool { return d.path == p })
 	}
 	g.mu.Unlock()
 	if !moved {
@@ -137,20 +196,18 @@ func (p *path) reinstated(tpgt uint16) {
 	}
 	if luns := p.atLarge(); len(luns) > 0 {
 		g.log(p).Warnf("the target has sent the session to another portal group, %d instead of %d", tpgt, p.last.tpgt)
-		g.unfence(p, luns)
+		g.owe(p, luns)
 	}
 }
 
-// unfence notes that units have to be reset.
-func (g *group) unfence(p *path, luns map[scsi.LUN]bool) {
+// owe notes that units have to be reset. It may be called on a reactor.
+func (g *group) owe(p *path, luns map[scsi.LUN]bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.unfenced == nil {
-		g.unfenced = unfenced{}
+	for lun := range luns {
+		g.debts.last++
+		g.debts.owed[debt{p, lun}] = g.debts.last
 	}
-	all := maps.Clone(luns)
-	maps.Copy(all, g.unfenced[p])
-	g.unfenced[p] = all
 }
 
 // resetUnit sends LOGICAL UNIT RESET and waits for the answer.

@@ -126,6 +126,98 @@ func TestFenceLater(t *testing.T) {
 	z.check(t, true, 1)
 }
 
+// The session that is to have the unit reset gets no answer: the write fails in time all the same, and that session writes nothing before the reset.
+func TestFenceUnanswered(t *testing.T) {
+	p, z, w := lateWrite(t, func(int) bool { return false })
+	mute := make(chan struct{})
+	muted := func() bool {
+		select {
+		case <-mute:
+			return false
+		default:
+			return true
+		}
+	}
+	z.target.SetHooks(testtarget.Hooks{Received: func(c *testtarget.Conn, q *testtarget.PDU) bool {
+		switch {
+		case q.Opcode() == opLogin && (muted() || pathOf([6]byte(q.BHS[8:14])) == 0):
+			c.Close()
+			return false
+		case q.Opcode() == opTaskManagement && muted():
+			return false
+		}
+		return true
+	}})
+	z.lose(0)
+	if got := <-w.done; got[0] != iscsi.Lost || got[len(got)-1] != iscsi.NotSent {
+		t.Errorf("outcomes %v", got)
+	}
+	var up bool
+	if p.reactors[1].Call(func() { up = p.groups["g1"].paths[1].session != nil }); up {
+		t.Error("the other session goes on without the reset")
+	}
+	if p.groups["g1"].settled() {
+		t.Error("nobody owes a reset")
+	}
+	events := watchGroup(p)
+	close(mute)
+	for limit := time.After(10 * time.Second); ; {
+		select {
+		case g := <-events:
+			if !p.groups["g1"].settled() || g.Sessions[1].State != iscsi.StateLoggedIn.String() {
+				continue
+			}
+		case <-limit:
+			t.Error("no session comes back")
+		}
+		break
+	}
+	z.check(t, true, 1)
+}
+
+// A reset pays for what was owed when it began, not for what is added while it is under way.
+func TestDebts(t *testing.T) {
+	p, z, w := lateWrite(t, func(path int) bool { return path == 0 })
+	g := p.groups["g1"]
+	begun, more := make(chan struct{}), make(chan struct{})
+	z.target.SetHooks(testtarget.Hooks{Received: func(c *testtarget.Conn, q *testtarget.PDU) bool {
+		if q.Opcode() == opTaskManagement {
+			select {
+			case begun <- struct{}{}:
+				<-more
+			default: // the second
+			}
+		}
+		return true
+	}})
+	lun := map[scsi.LUN]bool{0: true}
+	g.owe(g.paths[0], lun)
+	done := make(chan error, 1)
+	go func() {
+		var session *iscsi.Session
+		g.paths[1].reactor.Call(func() { session = g.paths[1].session })
+		done <- g.paths[1].fence(t.Context(), session)
+	}()
+	<-begun
+	g.owe(g.paths[0], lun)
+	close(more)
+	if err := <-done; err != nil || g.settled() {
+		t.Errorf("%v; settled %v", err, g.settled())
+	}
+	if err := g.settle(t.Context(), 1); err != nil || g.settled() { // another unit is none of its business
+		t.Errorf("%v; settled %v", err, g.settled())
+	}
+	if err := g.settle(t.Context(), 0); err != nil || !g.settled() {
+		t.Errorf("%v; settled %v", err, g.settled())
+	}
+	z.park.Close()
+	// The write was wiped out without a word, which its session has found out.
+	if got := <-w.done; got[0] != iscsi.Aborted || got[len(got)-1] != iscsi.Responded {
+		t.Errorf("outcomes %v", got)
+	}
+	z.check(t, false, 2)
+}
+
 // The session comes back with another portal group, which reinstates nothing: the write is repeated after a reset.
 func TestFenceOtherPort(t *testing.T) {
 	_, z, w := lateWrite(t, func(int) bool { return false })
@@ -139,7 +231,7 @@ func TestFenceOtherPort(t *testing.T) {
 	if n := z.park.Waiting(); n != 1 {
 		t.Errorf("%d writes are under way", n)
 	}
-	z.park.Release(-1)
+	z.park.Close() // also for what comes again after a unit attention
 	if got := <-w.done; got[len(got)-1] != iscsi.Responded {
 		t.Errorf("outcomes %v", got)
 	}
@@ -180,7 +272,7 @@ func TestFenceByReinstatement(t *testing.T) {
 	if err := z.park.Wait(t.Context(), 1); err != nil { // the repetition; the first is no more
 		t.Fatal(err)
 	}
-	z.park.Release(-1)
+	z.park.Close() // also for what comes again after a unit attention
 	if got := <-w.done; got[len(got)-1] != iscsi.Responded {
 		t.Errorf("outcomes %v", got)
 	}

@@ -23,6 +23,7 @@ type group struct {
 	paths   []*path
 
 	inherited []scsi.LUN // units that had devices in an earlier data plane
+	back      backOff    // of runReturn, of which there is one at a time
 
 	ctx    context.Context // ends with the group
 	cancel context.CancelFunc
@@ -46,7 +47,7 @@ type group struct {
 	unlooked  map[scsi.LUN]bool // what units says of these was found wrong, and the target has not been asked yet
 	devices   int
 
-	unfenced   unfenced                  // what lost sessions may still change: see fence.go
+	debts      debts                     // what lost sessions may still change: see fence.go
 	registered map[scsi.LUN]registration // persistent reservations: the keys that the sessions are registered with
 	reserving  sync.Mutex                // held while one of them changes
 }

@@ -35,6 +35,7 @@ type path struct {
 
 	// Owned by the reactor.
 	session  *iscsi.Session
+	draining *iscsi.Session // answers what it has, and is to end then: see leaveRoute
 	unproven *iscsi.Session // logged in, and being asked whether its units are the right ones: see prove
 	keeper   *deadline      // of either
 	held     struct{ head, tail *heldTask }
@@ -90,9 +91,9 @@ func (p *path) leave(q *lu.Queue) {
 // Refuses tells whether tasks fail at once: there is no session, and none came in time.
 func (p *path) Refuses() bool { return p.session == nil && p.refuse }
 
-// Hold keeps a task for the next session. It returns false when the task is to fail instead.
+// Hold keeps a task for the next session. It returns false when the task is to fail instead: none came in time, or one is there.
 func (p *path) Hold(t *iscsi.Task) bool {
-	if p.refuse {
+	if p.refuse || p.session != nil && p.session.State() == iscsi.StateLoggedIn {
 		return false
 	}
 	h := &heldTask{task: t}

@@ -119,9 +119,11 @@ func (p *path) arrived(i int) {
 	}
 }
 
-// Pauses between looks at whether a preferred route answers again. A return that fails, or does not last, makes the next one wait longer.
+// Pauses between looks at whether a preferred route answers again. One that does not makes the next look come later; a return that fails, or does not last,
+// much later.
 const (
 	firstReturn = 5 * time.Second
+	lastProbe   = 30 * time.Second
 	lastReturn  = 5 * time.Minute
 	probeLimit  = 3 * time.Second
 )
@@ -129,13 +131,37 @@ const (
 // errReturn ends a session that is to go by a preferred route again.
 var errReturn = errors.New("a preferred portal answers again")
 
+// backOff is the pause before the next look of a group.
+type backOff struct {
+	probe   time.Duration // as long as nothing answers
+	settle  time.Duration // after a return; 0 before the first
+	arrived time.Time     // when sessions were sent back the last time
+}
+
+// pause is how long to wait now.
+func (b *backOff) pause(now time.Time) time.Duration {
+	return max(b.probe, b.settle-now.Sub(b.arrived))
+}
+
+// silent notes that no preferred route has answered.
+func (b *backOff) silent() { b.probe = min(2*b.probe, lastProbe) }
+
+// returned notes that sessions were sent back. It is told a return that lasted from one that did not by when there is one again.
+func (b *backOff) returned(now time.Time, first time.Duration) {
+	if b.settle == 0 || now.Sub(b.arrived) > 2*lastReturn {
+		b.settle = first
+	}
+	b.probe, b.arrived, b.settle = first, now, min(2*b.settle, lastReturn)
+}
+
 // runReturn brings sessions back to the routes that they prefer, until all are there or the group ends.
 func (g *group) runReturn() {
 	defer g.tasks.Done()
-	pause := g.plane.patience.back
+	first := g.plane.patience.back
+	g.back.probe = first // settle and arrived stay as the runs before have left them
 	for {
 		select {
-		case <-time.After(pause):
+		case <-time.After(g.back.pause(time.Now())):
 		case <-g.ctx.Done():
 			return
 		}
@@ -151,20 +177,29 @@ func (g *group) runReturn() {
 		if len(away) == 0 {
 			return
 		}
-		tried := false
+		returned := false
 		for _, p := range away {
-			g.mu.Lock()
-			home := g.routes[p.home]
-			g.mu.Unlock()
-			if p.answers(home) != nil {
-				continue
+			if p.answers(g.homeOf(p)) == nil {
+				returned = p.leaveRoute() || returned
 			}
-			tried = p.leaveRoute() || tried
 		}
-		if tried { // one that fails is away again at the next look
-			pause = min(2*pause, lastReturn)
+		if returned { // one whose login fails there is away again at the next look
+			g.back.returned(time.Now(), first)
+		} else {
+			g.back.silent()
 		}
 	}
+}
+
+// homeOf is the route that a path prefers, where its portal is now.
+func (g *group) homeOf(p *path) ipc.Route {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r := g.routes[p.home]
+	if r.Portal == g.request.Portal && g.movedTo != "" {
+		r.Portal = g.movedTo
+	}
+	return r
 }
 
 // overTCP tells whether the path's session is, or was, over TCP. It may be called on the reactor.
@@ -179,10 +214,11 @@ func (p *path) overTCP() bool {
 const drainLimit = 2 * time.Second
 
 // leaveRoute ends the path's session so that it is made again by the preferred route. What comes meanwhile waits, and what is under way is answered first:
-// then nothing has to be repeated, and no unit reset. It returns false, and the session goes on, when that takes too long.
+// then nothing has to be repeated, and no unit reset. It returns false, and the session goes on, when that takes too long, or the group ends.
 func (p *path) leaveRoute() bool {
+	g := p.group
 	var session *iscsi.Session
-	p.reactor.Call(func() { session, p.session = p.session, nil })
+	p.reactor.Call(func() { session, p.session, p.draining = p.session, nil, p.session })
 	if session == nil {
 		return false // lost a moment ago
 	}
@@ -193,25 +229,26 @@ func (p *path) leaveRoute() bool {
 		}
 	}
 	for end := time.Now().Add(drainLimit); ; time.Sleep(2 * time.Millisecond) {
-		if p.reactor.Call(count); left == 0 || time.Now().After(end) || p.group.ctx.Err() != nil {
+		if p.reactor.Call(count); left == 0 || time.Now().After(end) || g.ctx.Err() != nil {
 			break
 		}
 	}
-	other := p.group.strangers()
+	other := g.strangers()
+	left = 0
 	p.reactor.Call(func() {
-		switch {
+		p.draining = nil
+		switch left = session.InFlight(); {
 		case session.State() != iscsi.StateLoggedIn: // lost meanwhile
-		case session.InFlight() > 0 && p.fenced(): // nobody asked it for a reset while it looked gone
+		case (left > 0 || g.ctx.Err() != nil) && g.settled(): // nobody asked it for a reset while it looked gone
 			p.resume(session, other)
 		default:
-			g := p.group
 			g.mu.Lock()
 			p.at = p.home // where the recovery begins
 			g.mu.Unlock()
 			session.Terminate(errReturn)
 		}
 	})
-	return left == 0
+	return left == 0 && g.ctx.Err() == nil
 }
 
 // answers tells whether a target is at the end of a route: a discovery session is made there. Less would not do: isert waits for the login of whoever

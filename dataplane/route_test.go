@@ -161,6 +161,7 @@ func TestPlan(t *testing.T) {
 		{"fell back", auto, tcp, nil, api.PathFailover, []ipc.Route{via("a", tcp), via("a", iser)}, []int{0, 0, 0}},
 		{"RDMA first", auto, iser, []ipc.Route{via("b", auto)}, api.PathSpread, []ipc.Route{via("a", iser), via("b", iser), via("a", tcp), via("b", tcp)}, []int{0, 1, 0}},
 		{"mixed", iser, iser, []ipc.Route{via("b", tcp), via("c", iser)}, api.PathSpread, []ipc.Route{via("a", iser), via("c", iser), via("b", tcp)}, []int{0, 1, 0}},
+		{"restored", iser, iser, []ipc.Route{via("a", auto)}, api.PathFailover, []ipc.Route{via("a", iser), via("a", tcp)}, []int{0, 0, 0}},
 		{"named twice", tcp, tcp, []ipc.Route{via("a", tcp), via("b", tcp)}, api.PathSpread, []ipc.Route{via("a", tcp), via("b", tcp)}, []int{0, 1, 0}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -177,4 +178,38 @@ func TestPlan(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The longer a preferred route says nothing, and the oftener a return to it did not last, the later the next look.
+func TestBackOff(t *testing.T) {
+	b := backOff{probe: time.Second}
+	now := time.Now()
+	look := func(want time.Duration) {
+		t.Helper()
+		if got := b.pause(now); got != want {
+			t.Errorf("pause %v, want %v", got, want)
+		}
+	}
+	look(time.Second)
+	for _, want := range []time.Duration{2 * time.Second, 4 * time.Second} {
+		b.silent()
+		look(want)
+	}
+	for range 9 {
+		b.silent()
+	}
+	look(lastProbe)
+	for _, want := range []time.Duration{2 * time.Second, 4 * time.Second, 8 * time.Second} {
+		b.returned(now, time.Second)
+		look(want)
+	}
+	now = now.Add(7 * time.Second)
+	look(time.Second)
+	for range 20 {
+		b.returned(now, time.Second)
+	}
+	look(lastReturn)
+	now = now.Add(3 * lastReturn) // it lasted
+	b.returned(now, time.Second)
+	look(2 * time.Second)
 }

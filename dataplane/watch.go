@@ -201,8 +201,11 @@ func (g *group) asker() (executor, int, error) {
 	for _, p := range g.paths {
 		limit := 0
 		p.reactor.Call(func() {
-			if p.session != nil {
+			switch {
+			case p.session != nil:
 				limit = p.session.MaxTransfer()
+			case p.draining != nil: // a command waits for the next one
+				limit = p.draining.MaxTransfer()
 			}
 		})
 		if limit > 0 {
@@ -409,7 +412,7 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, d
 			return err
 		}
 		p.reactor.Call(func() {
-			if fenced = p.fenced(); fenced {
+			if fenced = p.group.settled(); fenced {
 				up = p.begin(session, other)
 			}
 		})
@@ -434,7 +437,7 @@ func (p *path) begin(session *iscsi.Session, other map[scsi.LUN]bool) bool {
 func (p *path) resume(session *iscsi.Session, other map[scsi.LUN]bool) {
 	p.session, p.refuse = session, false
 	p.release(func(t *iscsi.Task) {
-		if _, single := t.Handler.(*execution); lu.Condemned(t) || single && other[t.LUN] {
+		if _, single := t.Handler.(*execution); lu.Hopeless(t) || single && other[t.LUN] {
 			t.Outcome = iscsi.NotSent
 			t.Handler.TaskDone(t)
 			return
