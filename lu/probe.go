@@ -193,6 +193,18 @@ func Identify(ctx context.Context, x Executor, lun scsi.LUN) (*Unit, error) {
 	return unanswered(lun, err), nil
 }
 
+// PortGroups asks a unit for the access states of its target port groups.
+func PortGroups(ctx context.Context, x Executor, lun scsi.LUN) ([]scsi.TargetPortGroup, error) {
+	const room = 4096
+	var cdb scsi.CDB
+	scsi.ReportTargetPortGroups(&cdb, room)
+	data, err := command(ctx, x, lun, cdb, room)
+	if err != nil {
+		return nil, fmt.Errorf("REPORT TARGET PORT GROUPS: %w", err)
+	}
+	return scsi.ParseTargetPortGroups(data)
+}
+
 // identify asks who a unit is, and which VPD pages it has.
 func identify(ctx context.Context, x Executor, lun scsi.LUN) (*Unit, map[uint8]bool, error) {
 	u := &Unit{LUN: lun, Usable: true, DeviceType: uint8(scsi.TypeNone)}
@@ -240,6 +252,9 @@ func identify(ctx context.Context, x Executor, lun scsi.LUN) (*Unit, map[uint8]b
 		}
 		if list, err := scsi.ParseDesignators(data); err == nil {
 			u.WWID = scsi.Identity(list)
+			if id, ok := scsi.PortGroup(list); ok && inquiry.TPGS != 0 {
+				u.PortGroup = &id
+			}
 		}
 	}
 	return u, pages, nil

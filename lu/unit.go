@@ -19,6 +19,9 @@ type Unit struct {
 	Serial                    string // VPD page 80h
 	WWID                      string // VPD page 83h: "naa.…", "eui.…" or "t10.…"; empty when the unit has none
 
+	// PortGroup is the target port group of the port through which the unit was asked, nil for a unit without asymmetric access (ALUA).
+	PortGroup *uint16
+
 	Blocks            uint64 // logical blocks
 	LogicalBlockSize  uint32 // bytes
 	PhysicalBlockSize uint32 // bytes

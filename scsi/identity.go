@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"strings"
@@ -20,7 +21,10 @@ const (
 	designatorEUI uint8 = 2
 	designatorNAA uint8 = 3
 
+	designatorPortGroup uint8 = 5
+
 	associationUnit uint8 = 0
+	associationPort uint8 = 1
 )
 
 // ParseDesignators reads VPD page 83. An entry that runs past the end of what arrived ends the list.
@@ -46,6 +50,16 @@ func ParseDesignators(b []byte) ([]Designator, error) {
 		p = p[n:]
 	}
 	return list, nil
+}
+
+// PortGroup is the target port group of the port through which VPD page 83 was read; ok is false if it is not there.
+func PortGroup(list []Designator) (id uint16, ok bool) {
+	for _, d := range list {
+		if d.Association == associationPort && d.Type == designatorPortGroup && len(d.ID) == 4 {
+			return binary.BigEndian.Uint16(d.ID[2:]), true
+		}
+	}
+	return 0, false
 }
 
 // Identity is the name under which a logical unit is known for life: "naa.6001405...", "eui.0025b5...", "t10.VENDOR_serial". It is empty
