@@ -52,6 +52,9 @@ func (p parking) Submit(t *iscsi.Task) {
 }
 func (parking) Reaches(iscsi.Direction) bool { return false }
 func (p parking) Hold(t *iscsi.Task) bool {
+	if t.Outcome == iscsi.Lost {
+		return p.w.target.Hold(t) // the session that comes asks who the unit is before it sends anything
+	}
 	if p.refuses() {
 		return false
 	}
@@ -82,6 +85,9 @@ func (w *ways) errno(r *request) unix.Errno {
 func (q *Queue) Condemn() {
 	q.ways.condemned, q.path = true, condemned{}
 	q.unpark()
+	if w, ok := q.ways.target.(interface{ Drop() }); ok {
+		w.Drop() // of what waits for a session, that which is hopeless
+	}
 }
 
 // Abort is Condemn for good, and with EIO: the device is on its way out, whatever becomes of its unit.
@@ -108,6 +114,9 @@ func (q *Queue) Proceed() {
 
 // Drop gives tasks that wait to a path that refuses them; the queue stays as it is.
 func (q *Queue) Drop() {
+	if !(parking{&q.ways}).refuses() {
+		return
+	}
 	list := q.ways.parked
 	q.ways.parked = nil
 	for _, t := range list {

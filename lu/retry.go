@@ -67,6 +67,11 @@ func (q *Queue) exception(r *request) {
 	if action.Attention != scsi.AttentionNone {
 		q.attention(action.Attention, sense)
 	}
+	if action.Kind == scsi.Fail && action.Attention == scsi.AttentionALUAChanged {
+		if e, ok := q.path.(interface{ Elsewhere() bool }); ok && e.Elsewhere() {
+			action.Kind = scsi.RetryDelay // until it is known which port takes it
+		}
+	}
 	if action.Unsupported && q.withdraw(r, sense) {
 		return
 	}
