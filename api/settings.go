@@ -54,6 +54,9 @@ const (
 	PathSingle   = "single"   // sessions stay with the portal that they were made with
 	PathFailover = "failover" // they go to another portal when theirs does not answer, and back when it does
 	PathSpread   = "spread"   // so, and each begins with a portal of its own
+
+	PathRoundRobin  = "round-robin"  // there are sessions with every portal, and requests take them in turn
+	PathLeastQueued = "least-queued" // so, but a request takes the session that has the fewest commands
 )
 
 // Values of the setting auth.
@@ -122,7 +125,7 @@ var digestValues = []string{"None", "CRC32C", "CRC32C,None", "None,CRC32C"}
 var SettingTable = []Setting{
 	{Name: "transport", Kind: KindChoice, Values: []string{TransportAuto, TransportISER, TransportTCP}, TCP: "auto", ISER: "auto",
 		Help: "auto takes iSER where the portal answers over RDMA", field: func(s *Settings) any { return &s.Transport }},
-	{Name: "path_policy", Kind: KindChoice, Values: []string{PathSingle, PathFailover, PathSpread}, TCP: PathFailover, ISER: PathFailover,
+	{Name: "path_policy", Kind: KindChoice, Values: []string{PathSingle, PathFailover, PathSpread, PathRoundRobin, PathLeastQueued}, TCP: PathFailover, ISER: PathFailover,
 		Help: "whether sessions go to other portals of the target when theirs does not answer, and how they begin", field: func(s *Settings) any { return &s.PathPolicy }},
 	{Name: "source_address", Kind: KindAddress, TCP: "by route", ISER: "by route", Discovery: true,
 		Help: "address that connections come from", field: func(s *Settings) any { return &s.SourceAddress }},

@@ -72,6 +72,8 @@ type Connection struct {
 	AuthMethod string `json:"auth_method,omitempty"` // "None", or "CHAP" with algorithm and direction
 	Portal     string `json:"portal,omitempty"`      // where it is, when that is not the session's portal
 	Transport  string `json:"transport"`             // by which it is there
+
+	Access map[uint16]string `json:"access,omitempty"` // by LUN: asymmetric access state of the target port, for units with ALUA and several portals
 }
 
 // Unit is a logical unit of a session.

@@ -449,7 +449,7 @@ func (ss *session) show() api.Session {
 		out.Connections = append(out.Connections, api.Connection{
 			Reactor: c.Reactor, ISID: fmt.Sprintf("%x", c.ISID[:]), TSIH: c.TSIH, State: c.State, LocalAddress: c.LocalAddress, RDMADevice: c.RDMADevice,
 			Negotiated: neg, AuthMethod: c.AuthMethod, Portal: c.Portal, Aborts: c.Aborts, Resets: c.Resets, Drops: c.Drops,
-			Transport: string(c.Transport),
+			Transport: string(c.Transport), Access: c.Access,
 		})
 	}
 	for _, u := range g.Units {

@@ -65,14 +65,19 @@ func (p *Plane) abort(ctx context.Context, id int) error {
 		}
 		for _, q := range d.queues {
 			q.reactor.Call(func() {
-				path := d.group.paths[q.reactor.index]
-				if q.lu.Counters().InFlight > 0 {
-					path.dropHeld(d.lun)
+				paths := d.group.on(q.reactor.index)
+				for _, p := range paths {
+					if q.lu.Counters().InFlight > 0 {
+						p.dropHeld(d.lun)
+					}
 				}
-				if n := q.lu.Counters().InFlight; n > 0 { // with the target, on the way there, or where their data is copied
-					left += n
-					path.abortTasks(d.lun, do)
+				n := q.lu.Counters().InFlight // with the target, on the way there, or where their data is copied
+				for _, p := range paths {
+					if n > 0 {
+						p.abortTasks(d.lun, do)
+					}
 				}
+				left += n
 			})
 		}
 		if left == 0 {

@@ -30,12 +30,13 @@ import (
 // patience is how long the target may take to confirm.
 type patience struct {
 	back  time.Duration // before a session returns to a preferred route, the first time
+	move  time.Duration // at a portal at least, when all are shut
 	abort time.Duration // ABORT TASK
 	reset time.Duration // LOGICAL UNIT RESET, ABORT TASK SET
 	told  time.Duration // to tell of each command that it was ended by the reset of another session, if it does tell
 }
 
-var defaultPatience = patience{back: firstReturn, abort: 5 * time.Second, reset: 10 * time.Second, told: time.Second}
+var defaultPatience = patience{back: firstReturn, move: movePause, abort: 5 * time.Second, reset: 10 * time.Second, told: time.Second}
 
 // flushFactor is how much longer a cache flush may take than other commands, as in the kernel (drivers/scsi/sd.h, SD_FLUSH_TIMEOUT_MULTIPLIER).
 const flushFactor = 2

@@ -39,6 +39,7 @@ type deviceQueue struct {
 	reactor *Reactor
 	kernel  *ublk.Queue
 	lu      *lu.Queue
+	fan     *fan // nil: one session has all requests
 }
 
 // attach serves a unit through the ublk device that the control plane has added. When it returns every tag is fetched, or will be at the
@@ -79,6 +80,9 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	if err := g.settle(ctx, unit.LUN); err != nil {
 		return classify(err)
 	}
+	if unit.PortGroup != nil {
+		g.learn(ctx, unit.LUN)
+	}
 	char, err := ublk.Open(a.UblkID)
 	if err != nil {
 		return err
@@ -100,8 +104,10 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 		r := p.reactors[i]
 		q := &deviceQueue{reactor: r}
 		r.Call(func() {
+			way := g.way(i, unit.LUN)
+			q.fan, _ = way.(*fan)
 			q.lu = lu.NewQueue(lu.Config{
-				Unit: unit, Depth: a.Depth, Path: g.paths[i], Memory: r.memory, Clock: &r.clock, Notice: d.notice,
+				Unit: unit, Depth: a.Depth, Path: way, Memory: r.memory, Clock: &r.clock, Notice: d.notice,
 			})
 			if a.Recover {
 				q.lu.Park() // the unit may have become another one while nobody looked
@@ -114,7 +120,12 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 				q.kernel.OpenLending() // without, everything is copied
 			}
 			q.kernel.OnGone(d.queueGone)
-			g.paths[i].join(q.lu)
+			for _, p := range g.on(i) {
+				p.join(q.lu)
+			}
+			if q.fan != nil {
+				q.fan.enter()
+			}
 			q.lu.Carry(g.paths[i].overTCP())
 		})
 		if err != nil {
@@ -130,6 +141,9 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	g.mu.Unlock()
 	if a.Recover || g.unit(a.LUN) != unit { // the target was asked again meanwhile
 		g.notices.look()
+	}
+	if g.several {
+		g.notices.add(lu.Notice{Unit: &lu.Unit{}, Attention: scsi.AttentionALUAChanged}) // its target port may be shut
 	}
 	p.log.WithField("dev", d.id).WithField("target", g.request.Target).WithField("lun", unit.LUN.String()).Info("serving")
 	return nil
@@ -207,7 +221,12 @@ func (d *device) close() {
 	for _, q := range d.queues {
 		q.reactor.Call(func() {
 			q.kernel.Close()
-			d.group.paths[q.reactor.index].leave(q.lu)
+			for _, p := range d.group.on(q.reactor.index) {
+				p.leave(q.lu)
+			}
+			if q.fan != nil {
+				q.fan.exit()
+			}
 		})
 	}
 	d.char.Close()

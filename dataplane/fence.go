@@ -55,7 +55,7 @@ func (p *path) atLarge() map[scsi.LUN]bool {
 	}
 	p.reactor.Call(func() {
 		for _, q := range p.queues {
-			if q.Counters().InFlight > 0 {
+			if !g.fanned && q.Counters().InFlight > 0 { // of a fan, what was lost waits below
 				luns[q.LUN()] = true
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sync/errgroup"
 
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/iscsi"
@@ -21,6 +22,9 @@ type group struct {
 	plane   *Plane
 	request ipc.LoginRequest
 	paths   []*path
+
+	fanned  bool // there are several paths on each reactor, see fan.go
+	several bool // there are routes to several portals
 
 	inherited []scsi.LUN // units that had devices in an earlier data plane
 	back      backOff    // of runReturn, of which there is one at a time
@@ -47,6 +51,7 @@ type group struct {
 	unlooked  map[scsi.LUN]bool // what units says of these was found wrong, and the target has not been asked yet
 	devices   int
 
+	ports      map[reach]uint16          // target port groups by which units are reached: see access.go
 	debts      debts                     // what lost sessions may still change: see fence.go
 	registered map[scsi.LUN]registration // persistent reservations: the keys that the sessions are registered with
 	reserving  sync.Mutex                // held while one of them changes
@@ -67,11 +72,7 @@ func (p *Plane) newGroup(ctx context.Context, request ipc.LoginRequest) (*group,
 	if err := g.login(ctx); err != nil {
 		return nil, err
 	}
-	exec, limit, err := g.asker()
-	if err != nil {
-		return nil, err
-	}
-	units, err := lu.ProbeAll(ctx, exec, limit)
+	units, err := g.probe(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("logical units of %s: %w", request.Target, err)
 	}
@@ -87,12 +88,69 @@ func (g *group) login(ctx context.Context) error {
 		return err
 	}
 	g.plan()
-	for _, p := range g.paths[1:] {
+	n := len(g.plane.reactors)
+	for _, p := range g.paths[1:n] {
 		if err := p.firstLogin(ctx, p.attempt); err != nil {
-			return fmt.Errorf("session %d of %d: %w", p.reactor.index+1, len(g.paths), err)
+			return fmt.Errorf("session %d of %d: %w", p.index+1, len(g.paths), err)
 		}
 	}
-	return nil
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	var work errgroup.Group
+	for _, p := range g.paths[n:] { // the first portal does for a beginning
+		work.Go(func() error {
+			if err := p.attempt(ctx); err != nil {
+				g.beginLate(p, err)
+			}
+			return nil
+		})
+	}
+	return work.Wait()
+}
+
+// beginLate makes a path that could not log in one whose session was lost.
+func (g *group) beginLate(p *path, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ctx.Err() != nil {
+		return
+	}
+	g.log(p).WithError(err).Warn("no session by this portal yet")
+	p.info = ipc.Session{Reactor: p.reactor.index, State: "FAILED", Negotiated: map[string]string{}}
+	g.failed++
+	g.state, g.err = ipc.GroupRecovering, err
+	g.tasks.Add(1)
+	go func() {
+		defer g.tasks.Done()
+		p.runRecovery(0, 0)
+	}()
+}
+
+// probe asks for the units. If the target ports by which all sessions reach some are shut for them, the other portals are tried.
+func (g *group) probe(ctx context.Context) (best []*lu.Unit, err error) {
+	exec, limit, err := g.asker()
+	if err != nil {
+		return nil, err
+	}
+	for try := 0; ; try++ {
+		units, err := lu.ProbeAll(ctx, exec, limit)
+		if err != nil {
+			return nil, err
+		}
+		if best == nil || shutOut(units) < shutOut(best) {
+			best = units
+		}
+		if shutOut(best) == 0 || g.fanned || !g.several || try+1 >= len(g.routes) {
+			return best, nil
+		}
+		for _, p := range g.paths {
+			g.mu.Lock()
+			p.home = p.after(p.at)
+			g.mu.Unlock()
+			p.leaveRoute()
+		}
+		exec = executor{p: g.paths[0]} // waits for its session
+	}
 }
 
 // chooseTransport logs the first path in. If the choice is ours, iSER comes first and TCP is taken when there is no way to reach the portal
@@ -172,7 +230,7 @@ const (
 
 // log is the log with what names a session.
 func (g *group) log(p *path) *logrus.Entry {
-	return g.plane.log.WithField("target", g.request.Target).WithField("portal", g.request.Portal).WithField("session", p.reactor.index)
+	return g.plane.log.WithField("target", g.request.Target).WithField("portal", g.request.Portal).WithField("session", p.index)
 }
 
 // runRecovery logs the path in again, for ever, until the group ends. Requests wait for the replacement timeout, then they fail. lived is how long
@@ -184,7 +242,7 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 	expire := afterSetting(g.request.Settings.ReplacementTimeout, replacementTimeout, func() {
 		g.mu.Lock()
 		late := back
-		if !late {
+		if !late && !g.whollyServedLocked() {
 			g.state = ipc.GroupFailed
 		}
 		g.mu.Unlock()
@@ -204,6 +262,14 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 		g.plane.notifyGroup(g)
 	})
 	defer expire()
+	if g.fanned {
+		stop, over := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(over)
+			p.runHandOver(stop)
+		}()
+		defer func() { close(stop); <-over }()
+	}
 	if lived >= shortLife {
 		p.pause = 0
 	}
@@ -237,8 +303,11 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 	back = true
 	g.failed--
 	whole := g.failed == 0
-	if whole {
+	switch {
+	case whole:
 		g.state, g.since, g.err = ipc.GroupUp, time.Now(), nil
+	case g.state == ipc.GroupFailed && g.whollyServedLocked():
+		g.state = ipc.GroupRecovering
 	}
 	g.mu.Unlock()
 	if whole {
@@ -246,6 +315,20 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 	}
 	log.Info("session is back")
 	g.plane.notifyGroup(g)
+}
+
+// whollyServedLocked tells whether every reactor has a session in spite of those that are lost. Preconditions: g.mu is held.
+func (g *group) whollyServedLocked() bool {
+	if !g.fanned {
+		return false
+	}
+	up := map[*Reactor]bool{}
+	for _, p := range g.paths {
+		if p.info.State == iscsi.StateLoggedIn.String() {
+			up[p.reactor] = true
+		}
+	}
+	return len(up) == len(g.plane.reactors)
 }
 
 // loginTimeout bounds one attempt to bring a session back, unless the setting says otherwise.

@@ -32,6 +32,8 @@ import (
 type path struct {
 	group   *group
 	reactor *Reactor
+	index   int   // among the group's, and of its ISID
+	choices []int // routes, beginning with the preferred one
 
 	// Owned by the reactor.
 	session  *iscsi.Session
@@ -41,6 +43,10 @@ type path struct {
 	held     struct{ head, tail *heldTask }
 	refuse   bool        // do not hold: fail at once
 	queues   []*lu.Queue // of the devices, on this reactor
+	fans     []*fan      // of those that several sessions serve
+	access   map[scsi.LUN]access
+
+	unsettled bool // an earlier data plane's session of it may have commands at work
 
 	escalations escalations
 
@@ -117,7 +123,7 @@ func (p *path) release(submit func(*iscsi.Task)) {
 
 // fail lets held tasks and those that come fail at once. It runs on the reactor.
 func (p *path) fail() {
-	p.refuse = true
+	p.refuse, p.unsettled = true, false
 	for _, q := range p.queues {
 		q.Drop()
 	}
@@ -125,6 +131,7 @@ func (p *path) fail() {
 		t.Outcome = iscsi.NotSent
 		t.Handler.TaskDone(t)
 	})
+	p.chosen()
 }
 
 // firstLogin is login, tried again when the target drops the connection in its course, or says that it is out of resources: isert does the former
@@ -152,7 +159,7 @@ func (p *path) loginAt(ctx context.Context, route ipc.Route) error {
 	}
 	isid := g.request.ISID
 	qualifier := uint16(isid[4])<<8 | uint16(isid[5])
-	qualifier += uint16(p.reactor.index)
+	qualifier += uint16(p.index)
 	isid[4], isid[5] = byte(qualifier>>8), byte(qualifier)
 	config := login.Config{
 		InitiatorName: g.request.InitiatorName,
@@ -232,6 +239,7 @@ func (p *path) lost(err error, done chan struct{}) {
 		return
 	}
 	p.session = nil
+	p.chosen()
 	close(done)
 	if err == nil {
 		p.fail()

@@ -25,18 +25,22 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 		return nil, &ipc.Error{Code: api.ErrAlreadyLoggedIn, Text: fmt.Sprintf("target %s at %s is already logged in", r.Target, r.Portal)}
 	}
 	g := p.emptyGroup(r.LoginRequest)
+	g.plan()
 	g.state, g.failed, g.tpgt, g.reason = ipc.GroupRecovering, len(g.paths), r.TPGT, "it was used before the data plane was restarted"
 	for i := range r.Units {
 		g.units = append(g.units, unitOf(&r.Units[i]))
 		g.inherited = append(g.inherited, scsi.LUN(r.Units[i].LUN))
 	}
-	g.plan()
 	g.tasks.Add(1 + len(g.paths))
 	go g.runWatch()
-	for i, path := range g.paths {
-		path.info = ipc.Session{Reactor: i, State: "FAILED", Negotiated: map[string]string{}}
+	for _, path := range g.paths {
+		path.info = ipc.Session{Reactor: path.reactor.index, State: "FAILED", Negotiated: map[string]string{}}
 		path.last.there, path.last.old, path.last.tpgt = true, true, r.TPGT
 		path.info.TPGT = r.TPGT
+		if g.fanned { // its path stays with a portal, hence with a portal group
+			path.last.there, path.unsettled = false, true
+			continue
+		}
 		// A session may have gone to another portal right before the data plane ended, and nobody has heard of it.
 		path.last.unknown = r.Policy != api.PathSingle && slices.ContainsFunc(r.Others, func(o ipc.Route) bool { return o.Portal != r.Portal })
 	}
@@ -58,8 +62,9 @@ func (p *Plane) emptyGroup(request ipc.LoginRequest) *group {
 	g.notices.wake = make(chan struct{}, 1)
 	g.debts.owed, g.debts.paying = map[debt]uint64{}, make(chan struct{}, 1)
 	g.ctx, g.cancel = context.WithCancel(p.ctx)
-	for _, r := range p.reactors {
-		g.paths = append(g.paths, &path{group: g, reactor: r})
+	g.ports = map[reach]uint16{}
+	for i, r := range p.reactors {
+		g.paths = append(g.paths, &path{group: g, reactor: r, index: i, access: map[scsi.LUN]access{}})
 	}
 	return g
 }

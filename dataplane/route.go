@@ -13,6 +13,7 @@ import (
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/iscsi/login"
 	"iserd.org/iserd/iser"
+	"iserd.org/iserd/scsi"
 )
 
 // A path has its session by one route at a time: a portal of the target with a transport. When the session is lost and does not come back by its route
@@ -37,7 +38,8 @@ func (g *group) plan() {
 			}
 		}
 	}
-	if g.request.Policy == "" || g.request.Policy == api.PathSingle {
+	policy := g.request.Policy
+	if policy == "" || policy == api.PathSingle {
 		routes = routes[:1]
 	}
 	equal := 1 // routes that are as good as the first
@@ -47,13 +49,35 @@ func (g *group) plan() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.routes = routes
+	g.several = slices.ContainsFunc(routes, func(r ipc.Route) bool { return r.Portal != first.Portal })
+	if policy == api.PathRoundRobin || policy == api.PathLeastQueued {
+		n := len(g.paths)
+		for j := 1; j < equal && (j+1)*n <= maxSessions; j++ {
+			for _, p := range g.paths[:n] {
+				g.paths = append(g.paths, &path{group: g, reactor: p.reactor, access: map[scsi.LUN]access{}, index: len(g.paths), home: j})
+			}
+		}
+		g.fanned = len(g.paths) > n
+	}
 	for i, p := range g.paths {
-		if g.request.Policy == api.PathSpread {
+		if policy == api.PathSpread {
 			p.home = i % equal
 		}
 		p.at = p.home
+		for k := range routes {
+			c := (p.home + k) % len(routes)
+			if own := c == p.home || c >= equal && routes[c].Portal == routes[p.home].Portal; own || !g.fanned { // the others have paths of their own
+				p.choices = append(p.choices, c)
+			}
+		}
 	}
 }
+
+// maxSessions is how many ISIDs a group owns, see [ipc.LoginRequest].
+const maxSessions = 64
+
+// after is the route to try after one. Preconditions: g.mu is held, or nothing else runs.
+func (p *path) after(i int) int { return p.choices[(slices.Index(p.choices, i)+1)%len(p.choices)] }
 
 // attemptTimeout bounds an attempt to bring a session back by one route while there are others.
 const attemptTimeout = 4 * time.Second
@@ -65,17 +89,19 @@ var errNoRoute = errors.New("the group is being made")
 func (p *path) attempt(ctx context.Context) (err error) {
 	g := p.group
 	g.mu.Lock()
-	routes, at, back := g.routes, p.at, p.last.there
+	routes, i, back := g.routes, p.at, p.last.there
 	g.mu.Unlock()
 	if len(routes) == 0 {
 		return errNoRoute
 	}
 	limit := api.SecondsOr(g.request.Settings.LoginTimeout, loginTimeout)
-	if len(routes) > 1 && back {
+	if len(p.choices) > 1 && back {
 		limit = min(limit, attemptTimeout)
 	}
-	for k := range routes {
-		i := (at + k) % len(routes)
+	for k := range p.choices {
+		if k > 0 {
+			i = p.after(i)
+		}
 		tctx, cancel := context.WithTimeout(ctx, limit)
 		e := p.login(tctx, routes[i])
 		cancel()
@@ -218,7 +244,10 @@ const drainLimit = 2 * time.Second
 func (p *path) leaveRoute() bool {
 	g := p.group
 	var session *iscsi.Session
-	p.reactor.Call(func() { session, p.session, p.draining = p.session, nil, p.session })
+	p.reactor.Call(func() {
+		session, p.session, p.draining = p.session, nil, p.session
+		p.chosen()
+	})
 	if session == nil {
 		return false // lost a moment ago
 	}

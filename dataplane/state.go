@@ -93,6 +93,12 @@ func (g *group) snapshot() *ipc.Group {
 	for i, p := range g.paths {
 		p.reactor.Call(func() {
 			e := p.escalations
+			for lun, a := range p.access {
+				if s.Sessions[i].Access == nil {
+					s.Sessions[i].Access = map[uint16]string{}
+				}
+				s.Sessions[i].Access[uint16(lun.Number())] = a.String()
+			}
 			s.Sessions[i].Aborts, s.Sessions[i].Resets, s.Sessions[i].Drops = e.aborts, e.resets, e.drops
 			if p.session != nil {
 				s.Sessions[i].Outstanding = p.session.InFlight()

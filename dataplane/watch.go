@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -119,15 +120,18 @@ const (
 func (g *group) runWatch() {
 	defer g.tasks.Done()
 	said := map[string]time.Time{}
-	var again <-chan time.Time
+	var again, access <-chan time.Time
+	var moved time.Time
 	for {
-		look := false
+		look, states := false, false
 		select {
 		case <-g.ctx.Done():
 			return
 		case <-g.notices.wake:
 		case <-again:
 			look = true
+		case <-access:
+			states = true
 		}
 		list, all := g.notices.take()
 		for _, n := range list {
@@ -135,6 +139,20 @@ func (g *group) runWatch() {
 				g.doubt(n.Unit.LUN)
 			}
 			look = g.say(n, said) || look
+			states = states || n.Attention == scsi.AttentionALUAChanged
+		}
+		if states {
+			access = nil
+			ctx, cancel := context.WithTimeout(g.ctx, lookTimeout)
+			if g.readAllAccess(ctx) {
+				access = time.After(accessPause)
+			}
+			cancel()
+			if rest := g.plane.patience.move - time.Since(moved); rest > 0 {
+				access = time.After(min(rest, accessPause))
+			} else if g.moveOn() {
+				moved = time.Now()
+			}
 		}
 		if look || all {
 			again = nil
@@ -196,8 +214,9 @@ func (g *group) say(n lu.Notice, said map[string]time.Time) (look bool) {
 // errNoSession says that nobody can be asked.
 var errNoSession = errors.New("no session with the target")
 
-// asker finds a path with a session, and tells how many bytes it carries in one command.
-func (g *group) asker() (executor, int, error) {
+// asker is for commands by whichever session, and tells how many bytes each carries in one command.
+func (g *group) asker() (lu.Executor, int, error) {
+	least := math.MaxInt
 	for _, p := range g.paths {
 		limit := 0
 		p.reactor.Call(func() {
@@ -209,10 +228,13 @@ func (g *group) asker() (executor, int, error) {
 			}
 		})
 		if limit > 0 {
-			return executor{p: p}, min(limit, mempool.MaxBlock), nil
+			least = min(least, limit)
 		}
 	}
-	return executor{}, 0, errNoSession
+	if least == math.MaxInt {
+		return nil, 0, errNoSession
+	}
+	return asking{g}, min(least, mempool.MaxBlock), nil
 }
 
 // look asks the target for its units, and lets each device go on accordingly. The control plane is told if anything has changed.
@@ -420,6 +442,9 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, d
 	if !up {
 		return fmt.Errorf("%w right after the login", iscsi.ErrSessionLost)
 	}
+	if p.group.several {
+		p.group.notices.add(lu.Notice{Unit: &lu.Unit{}, Attention: scsi.AttentionALUAChanged}) // its port may be another one
+	}
 	return nil
 }
 
@@ -435,7 +460,8 @@ func (p *path) begin(session *iscsi.Session, other map[scsi.LUN]bool) bool {
 
 // resume makes a session the path's, and sends what waits. Requests of units that are gone, or other ones, fail. It runs on the reactor.
 func (p *path) resume(session *iscsi.Session, other map[scsi.LUN]bool) {
-	p.session, p.refuse = session, false
+	p.session, p.refuse, p.unsettled = session, false, false
+	defer p.chosen()
 	p.release(func(t *iscsi.Task) {
 		if _, single := t.Handler.(*execution); lu.Hopeless(t) || single && other[t.LUN] {
 			t.Outcome = iscsi.NotSent
@@ -483,6 +509,9 @@ func (p *path) prove(ctx context.Context, exec executor) error {
 			now, err := lu.Identify(ctx, exec, d.lun)
 			if err != nil {
 				return err
+			}
+			if now.Err == nil {
+				p.group.belongs(p, now)
 			}
 			d.mu.Lock()
 			old := d.unit

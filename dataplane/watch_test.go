@@ -66,15 +66,23 @@ func newFickle(t *testing.T) *fickle {
 	p.mu.Lock()
 	f.group = p.groups["g1"]
 	p.mu.Unlock()
-	lun := scsi.NewLUN(1)
-	r := p.reactors[0]
-	d := &device{id: 7, group: f.group, unit: f.group.unit(uint64(lun)), lun: lun, state: ipc.DeviceServing}
-	q := &deviceQueue{reactor: r}
-	r.Call(func() {
-		q.lu = lu.NewQueue(lu.Config{Unit: d.unit, Depth: 4, Path: f.group.paths[0], Memory: r.memory, Clock: &r.clock, Notice: d.notice})
-		f.group.paths[0].join(q.lu)
-	})
-	d.queues = []*deviceQueue{q}
+	f.device = serveUnit(t, f.group, scsi.NewLUN(1))
+	return f
+}
+
+// serveUnit makes a device of a unit, with a queue on each reactor, and without a kernel.
+func serveUnit(t *testing.T, g *group, lun scsi.LUN) *device {
+	t.Helper()
+	p := g.plane
+	d := &device{id: 7, group: g, unit: g.unit(uint64(lun)), lun: lun, state: ipc.DeviceServing}
+	for i, r := range p.reactors {
+		q := &deviceQueue{reactor: r}
+		r.Call(func() {
+			q.lu = lu.NewQueue(lu.Config{Unit: d.unit, Depth: 4, Path: g.paths[i], Memory: r.memory, Clock: &r.clock, Notice: d.notice})
+			g.paths[i].join(q.lu)
+		})
+		d.queues = append(d.queues, q)
+	}
 	p.mu.Lock()
 	p.devices[d.id] = d
 	p.mu.Unlock()
@@ -83,8 +91,7 @@ func newFickle(t *testing.T) *fickle {
 		delete(p.devices, d.id) // it has nothing that could be closed
 		p.mu.Unlock()
 	})
-	f.device = d
-	return f
+	return d
 }
 
 // unit is the second unit as a rescan shows it.

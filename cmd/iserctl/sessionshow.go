@@ -70,7 +70,7 @@ func (a *app) showSession(s *api.Session) error {
 		c := &s.Connections[i]
 		fmt.Fprintln(a.out)
 		t := newTable(a.out)
-		t.row("connection", strconv.Itoa(c.Reactor))
+		t.row("connection", strconv.Itoa(i))
 		t.row("state", c.State)
 		t.row("ISID", c.ISID)
 		t.row("TSIH", strconv.Itoa(int(c.TSIH)))
@@ -80,6 +80,9 @@ func (a *app) showSession(s *api.Session) error {
 		}
 		if c.RDMADevice != "" {
 			t.row("RDMA device", c.RDMADevice)
+		}
+		for _, lun := range slices.Sorted(maps.Keys(c.Access)) {
+			t.row("access to logical unit "+strconv.Itoa(int(lun)), c.Access[lun])
 		}
 		t.row("authentication", dash(c.AuthMethod))
 		if c.Aborts+c.Drops > 0 {

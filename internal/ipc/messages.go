@@ -142,6 +142,8 @@ type Session struct {
 
 	Transport Transport `json:"transport"`
 	TPGT      uint16    `json:"tpgt"`
+
+	Access map[uint16]string `json:"access,omitempty"` // by number of unit: the asymmetric access state of the session's target port
 }
 
 // Unit is a logical unit that the target reported.
