@@ -34,11 +34,12 @@ type LIOConfig struct {
 
 // LIO is a target of the kernel. Its methods are for one goroutine.
 type LIO struct {
-	cfg   LIOConfig
-	iqn   string         // folder of the target
-	tpg   string         // folder of its portal group
-	luns  map[int]string // folder of the back end, by LUN
-	wires []string       // folders of portals
+	cfg    LIOConfig
+	iqn    string         // folder of the target
+	tpg    string         // folder of its portal group
+	second string         // of the second one, "" if there is none: see AddGroup
+	luns   map[int]string // folder of the back end, by LUN
+	wires  []string       // folders of portals
 }
 
 // NewLIO makes a target and opens it for logins. What was made is removed again when a step fails, and by Close.
@@ -221,7 +222,7 @@ func (l *LIO) Close() error {
 	}
 	var errs []error
 	if _, err := os.Stat(l.tpg); err == nil {
-		errs = append(errs, l.SetEnabled(false))
+		errs = append(errs, l.SetEnabled(false), l.closeGroup())
 	}
 	for _, name := range l.cfg.Initiators {
 		acl := filepath.Join(l.tpg, "acls", name)
