@@ -200,10 +200,10 @@ func shutOut(units []*lu.Unit) (n int) {
 func (p *path) Elsewhere() bool { return p.group.several }
 
 // moveOn sends sessions whose target port is shut for a unit with a device to the next portal. Their paths stay there until it is shut, too. It tells whether
-// there was one.
-func (g *group) moveOn() (moved bool) {
+// there was one, and whether one could not be sent on yet.
+func (g *group) moveOn() (moved, again bool) {
 	if g.fanned || !g.several {
-		return false
+		return false, false
 	}
 	served := g.served()
 	for _, p := range g.paths {
@@ -220,8 +220,12 @@ func (g *group) moveOn() (moved bool) {
 			g.mu.Lock()
 			p.home = p.after(p.at)
 			g.mu.Unlock()
-			moved = p.leaveRoute() || moved
+			if p.leaveRoute() {
+				moved = true
+			} else {
+				again = true
+			}
 		}
 	}
-	return moved
+	return moved, again
 }

@@ -201,17 +201,12 @@ func (p *path) runHandOver(stop <-chan struct{}) {
 		case <-g.ctx.Done():
 			return
 		}
-		held, others := false, false
-		p.reactor.Call(func() {
-			held = p.session == nil && (p.held.head != nil || p.unsettled)
-			for _, o := range g.paths {
-				others = others || o.reactor == p.reactor && o.session != nil
-			}
-		})
-		if !held || !others {
+		held := false
+		p.reactor.Call(func() { held = p.session == nil && (p.held.head != nil || p.unsettled) })
+		peers := slices.DeleteFunc(p.peers(), func(o peer) bool { return o.path.reactor != p.reactor })
+		if !held || len(peers) == 0 || !p.fenceBy(g.ctx, peers, g.plane.patience.reset) {
 			continue
 		}
-		p.fenceOff(g.ctx)
 		p.reactor.Call(func() {
 			if p.session != nil || !g.settled() {
 				return

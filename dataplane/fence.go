@@ -71,35 +71,9 @@ func (p *path) atLarge() map[scsi.LUN]bool {
 // fenceOff has the units reset that p's lost session may still change, before p's requests fail. If that takes too long the sessions that might write to
 // them end, and log in again: none goes on before the units are reset.
 func (p *path) fenceOff(ctx context.Context) {
-	g := p.group
-	g.owe(p, p.atLarge())
-	type peer struct {
-		path    *path
-		session *iscsi.Session
-	}
-	var peers []peer
-	for _, o := range g.paths {
-		var session *iscsi.Session
-		if o.reactor.Call(func() { session = o.session }); o != p && session != nil {
-			peers = append(peers, peer{o, session})
-		}
-	}
-	for _, o := range peers {
-		if g.settled() {
-			return
-		}
-		ctx, cancel := context.WithTimeout(ctx, fenceLimit/time.Duration(len(peers)))
-		err := o.path.fence(ctx, o.session)
-		cancel()
-		if g.ctx.Err() != nil {
-			return // a logout ends all of them
-		}
-		if err != nil {
-			g.log(o.path).WithError(err).Warn("a unit that a lost session may still change was not reset")
-		}
-	}
-	if g.settled() {
-		return
+	peers := p.peers()
+	if p.fenceBy(ctx, peers, fenceLimit) || p.group.ctx.Err() != nil {
+		return // a logout ends all of them
 	}
 	for _, o := range peers {
 		o.path.reactor.Call(func() {
@@ -108,6 +82,42 @@ func (p *path) fenceOff(ctx context.Context) {
 			}
 		})
 	}
+}
+
+// peer is a session of another path.
+type peer struct {
+	path    *path
+	session *iscsi.Session
+}
+
+// peers are the sessions of the other paths.
+func (p *path) peers() (list []peer) {
+	for _, o := range p.group.paths {
+		var session *iscsi.Session
+		if o.reactor.Call(func() { session = o.session }); o != p && session != nil {
+			list = append(list, peer{o, session})
+		}
+	}
+	return list
+}
+
+// fenceBy has the units reset that p's lost session may still change, by the first of the peers that gets it done. It returns false when none does within
+// the limit.
+func (p *path) fenceBy(ctx context.Context, peers []peer, limit time.Duration) bool {
+	g := p.group
+	g.owe(p, p.atLarge())
+	for _, o := range peers {
+		if g.settled() {
+			return true
+		}
+		ctx, cancel := context.WithTimeout(ctx, limit/time.Duration(len(peers)))
+		err := o.path.fence(ctx, o.session)
+		cancel()
+		if err != nil && g.ctx.Err() == nil {
+			g.log(o.path).WithError(err).Warn("a unit that a lost session may still change was not reset")
+		}
+	}
+	return g.settled()
 }
 
 // errUnfenced ends a session that must not write before its units have been reset.

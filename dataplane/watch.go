@@ -150,8 +150,14 @@ func (g *group) runWatch() {
 			cancel()
 			if rest := g.plane.patience.move - time.Since(moved); rest > 0 {
 				access = time.After(min(rest, accessPause))
-			} else if g.moveOn() {
-				moved = time.Now()
+			} else {
+				left, again := g.moveOn()
+				if left {
+					moved = time.Now()
+				}
+				if again {
+					access = time.After(accessPause)
+				}
 			}
 		}
 		if look || all {
