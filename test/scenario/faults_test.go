@@ -139,7 +139,7 @@ func TestFaultNetworkCut(t *testing.T) {
 func TestFaultSilence(t *testing.T) {
 	for _, k := range kinds[:2] {
 		t.Run(k.name, func(t *testing.T) {
-			g := linked(t, k, []targets.Unit{{Kind: targets.Ramdisk, Size: 64 * mib}})
+			g := linked(t, k, []targets.Unit{{Kind: targets.Ramdisk, Size: 48 * mib}})
 			g.login(t)
 			g.ride(t, func(t *testing.T) {
 				disturb(t, "loss", "100%")

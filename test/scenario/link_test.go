@@ -90,11 +90,12 @@ func plug(t testing.TB) {
 	must(t, "ip", "link", "set", "far1", "up")
 }
 
-// disturb makes the link lose, delay or mix up what either end sends, as tc-netem(8) has it.
+// disturb makes the link lose, delay or mix up what either end sends, as tc-netem(8) has it. Its queue is long: what does not fit is refused to the sender,
+// and soft RoCE ends the queue pair then, that of connection management for good.
 func disturb(t testing.TB, netem ...string) {
 	t.Helper()
 	for _, dev := range []string{"near0", "far0"} {
-		must(t, "tc", append([]string{"qdisc", "replace", "dev", dev, "root", "netem"}, netem...)...)
+		must(t, "tc", append([]string{"qdisc", "replace", "dev", dev, "root", "netem", "limit", "100000"}, netem...)...)
 	}
 }
 
