@@ -89,7 +89,7 @@ func (f *fan) next() *path {
 
 // wait keeps a task that was not sent until there is a session, unless there will be none.
 func (f *fan) wait(t *iscsi.Task) {
-	if f.Refuses() {
+	if lu.FailsFast(t) || f.Refuses() {
 		t.Outcome = iscsi.NotSent
 		t.Handler.TaskDone(t)
 		return

@@ -78,7 +78,7 @@ func (p *path) Submit(t *iscsi.Task) {
 		p.session.Submit(t)
 		return
 	}
-	if !p.Hold(t) {
+	if lu.FailsFast(t) || !p.Hold(t) {
 		t.Outcome = iscsi.NotSent
 		t.Handler.TaskDone(t)
 	}

@@ -370,6 +370,48 @@ func TestCondemnedLate(t *testing.T) {
 	}
 }
 
+// A layer above that has another way hears of a lost session at once, but not of a write that may be at work at the target.
+func TestFailfast(t *testing.T) {
+	const all = ublk.FlagFailfastDev | ublk.FlagFailfastTransport | ublk.FlagFailfastDriver
+	for _, c := range []struct {
+		op      ublk.Op
+		flags   ublk.Flags
+		outcome iscsi.Outcome
+		fails   bool
+	}{
+		{ublk.OpRead, 0, iscsi.Lost, false},
+		{ublk.OpRead, ublk.FlagFailfastTransport, iscsi.Lost, true},
+		{ublk.OpRead, ublk.FlagFailfastTransport, iscsi.NotSent, true},
+		{ublk.OpRead, ublk.FlagFailfastDev, iscsi.Lost, false},
+		{ublk.OpRead, all, iscsi.NotSent, false}, // read-ahead
+		{ublk.OpWrite, ublk.FlagFailfastTransport, iscsi.NotSent, true},
+		{ublk.OpWrite, ublk.FlagFailfastTransport | ublk.FlagFailfastDev, iscsi.Lost, false},
+		{ublk.OpFlush, ublk.FlagFailfastTransport, iscsi.Lost, true},
+	} {
+		d := &disk{content: make([]byte, 1<<20), shift: 9, hold: true}
+		q, pool, _ := newTestQueue(t, testUnit(512, 2048), d, 4<<20)
+		var task *iscsi.Task
+		d.answer = func(_ int, t *iscsi.Task) bool {
+			task, t.Outcome = t, c.outcome
+			return true
+		}
+		b := &block{op: c.op, flags: c.flags}
+		if c.op != ublk.OpFlush {
+			b.data = make([]byte, 512)
+		}
+		q.submit(b)
+		if c.fails {
+			if len(b.results) != 1 || b.results[0] != -int32(unix.ENOLINK) || pool.InUse() != 0 {
+				t.Errorf("%v, flags %#x, outcome %d: results %v", c.op, c.flags, c.outcome, b.results)
+			}
+			continue
+		}
+		if len(b.results) != 0 || len(d.held) != 1 || FailsFast(task) {
+			t.Errorf("%v, flags %#x, outcome %d: results %v, %d held", c.op, c.flags, c.outcome, b.results, len(d.held))
+		}
+	}
+}
+
 // A command that costs the session each time is given up.
 func TestPoison(t *testing.T) {
 	d := &disk{content: make([]byte, 1<<20), shift: 9, hold: true}

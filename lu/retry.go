@@ -7,6 +7,7 @@ import (
 
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/scsi"
+	"iserd.org/iserd/ublk"
 )
 
 // How often and how long a request is sent again because the unit asked for it. BUSY and TASK SET FULL may last while an array fails over; a
@@ -33,6 +34,10 @@ func (q *Queue) exception(r *request) {
 			if r.lost == 0 || q.ways.aborted && t.Outcome == iscsi.NotSent || !q.ways.target.Hold(t) {
 				q.finish(r, -int32(q.ways.errno(r)))
 			}
+			return
+		}
+		if r.failsFast() && (t.Outcome == iscsi.NotSent && r.lost == 0 || t.Direction != iscsi.Write) {
+			q.finish(r, -int32(unix.ENOLINK))
 			return
 		}
 		if r.lent {
@@ -87,6 +92,25 @@ func (q *Queue) exception(r *request) {
 		action = scsi.Action{Kind: scsi.RetryNow, Errno: unix.EIO}
 	}
 	q.again(r, action)
+}
+
+// failsFast tells whether a layer above would rather hear of a lost session than wait: dm-multipath and md set REQ_FAILFAST_TRANSPORT, and take another
+// device. A write that was sent is no such thing: it waits until it cannot come late any more, since it will be sent again by that device. Read-ahead has
+// all the flags; to fail it would help nobody, and put an error into the kernel's log.
+func (r *request) failsFast() bool {
+	const mask = ublk.FlagFailfastTransport | ublk.FlagFailfastDriver
+	return r.kernel.Flags()&mask == ublk.FlagFailfastTransport
+}
+
+// FailsFast tells whether a task that was not sent is to fail at once when there is no session.
+func FailsFast(t *iscsi.Task) bool {
+	switch h := t.Handler.(type) {
+	case *request:
+		return h.lost == 0 && h.failsFast()
+	case *rangeRequest:
+		return h.lost == 0 && (*request)(h).failsFast()
+	}
+	return false
 }
 
 // again sends a request once more, now or later, or gives it up.

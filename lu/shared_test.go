@@ -11,6 +11,9 @@ import (
 	"iserd.org/iserd/ublk"
 )
 
+// sharedRegion is the number of a region that no pool of these tests has.
+const sharedRegion = 1 << 20
+
 // Which requests go without a copy, and where their data then lies.
 func TestShared(t *testing.T) {
 	for _, c := range []struct {
@@ -31,7 +34,7 @@ func TestShared(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := &disk{content: make([]byte, 1<<20), shift: 9}
 			q, pool, _ := newTestQueue(t, testUnit(512, 2048), d, 4<<20)
-			m, other := &Shared{Mem: make([]byte, 1<<20), Region: 77}, &Shared{Mem: make([]byte, 1<<20), Region: 78}
+			m, other := &Shared{Mem: make([]byte, 1<<20), Region: sharedRegion}, &Shared{Mem: make([]byte, 1<<20), Region: sharedRegion + 1}
 			q.Bind(2, m)
 			q.Bind(1, other)
 			q.Unbind(1)
@@ -63,7 +66,7 @@ func TestShared(t *testing.T) {
 				t.Errorf("counters %+v, buffer %d requests %d bytes %d in flight", n, m.Requests, m.Bytes, m.InFlight)
 			}
 			for i, task := range d.tasks {
-				if region := task.Region; (region == 77) == c.copy {
+				if region := task.Region; (region == sharedRegion) == c.copy {
 					t.Errorf("task %d is in region %d", i, region)
 				}
 			}
@@ -82,7 +85,7 @@ func TestSharedIsNeverShort(t *testing.T) {
 		return true
 	}
 	q, _, _ := newTestQueue(t, testUnit(512, 2048), d, 4<<20)
-	m := &Shared{Mem: make([]byte, 1<<20), Region: 77}
+	m := &Shared{Mem: make([]byte, 1<<20), Region: sharedRegion}
 	q.Bind(0, m)
 	b := &block{op: ublk.OpRead, data: make([]byte, 4096), shared: 1}
 	q.submit(b)
