@@ -21,6 +21,10 @@ type TaskManagement struct {
 	Function pdu.TaskFunction // all but TASK REASSIGN, which belongs to ErrorRecoveryLevel 2
 	LUN      scsi.LUN         // for functions on a unit
 	Task     *Task            // for ABORT TASK
+
+	// Complete is called when the target has said that the function is complete, before the tasks that it has ended are handed back; nil: nobody is to be
+	// told. It runs on the owner.
+	Complete func()
 }
 
 // TaskManagementError is a refusal of the target.
@@ -156,6 +160,9 @@ func (s *Session) taskResponse(r pdu.TaskResponse) error {
 	if r.Response() != pdu.TaskFunctionComplete {
 		return s.managed(m, &TaskManagementError{m.Function, r.Response()})
 	}
+	if m.Complete != nil {
+		m.Complete()
+	}
 	if m.Function == pdu.AbortTask {
 		// The task may have ended, and its memory may be in use again: the tag tells.
 		if t := s.lookup(m.itt); t != nil {
@@ -260,6 +267,7 @@ func (s *Session) unqueue(t *Task) bool {
 			s.waiting.tail = before
 		}
 		t.next = nil
+		s.waiting.n--
 		return true
 	}
 	return false

@@ -87,8 +87,11 @@ type Session struct {
 	free       []uint16 // free slots, last in first out
 	inFlight   int
 
-	waiting struct{ head, tail *Task }
-	waited  uint64
+	waiting struct {
+		head, tail *Task
+		n          int
+	}
+	waited uint64
 
 	received uint64 // PDUs, so that a tick sees whether anything came
 	seen     uint64
@@ -155,6 +158,9 @@ func (s *Session) State() State { return s.state }
 // InFlight returns how many commands wait for an answer of the target.
 func (s *Session) InFlight() int { return s.inFlight }
 
+// Queued is how many tasks the session has that are not done: those at the target, and those that wait for the command window.
+func (s *Session) Queued() int { return s.inFlight + s.waiting.n }
+
 // Reaches tells whether tasks of that direction may have Pages.
 func (s *Session) Reaches(d Direction) bool {
 	limits := s.mover.Limits()
@@ -186,6 +192,7 @@ func (s *Session) Submit(t *Task) {
 			s.waiting.tail.next = t
 		}
 		s.waiting.tail = t
+		s.waiting.n++
 		return
 	}
 	s.send(t)
@@ -238,6 +245,7 @@ func (s *Session) drain() {
 	for s.waiting.head != nil && len(s.free) > 0 && s.window.Open(s.cmdSN) && s.state == StateLoggedIn {
 		t := s.waiting.head
 		s.waiting.head = t.next
+		s.waiting.n--
 		if t.next == nil {
 			s.waiting.tail = nil
 		}
@@ -593,7 +601,7 @@ func (s *Session) ConnectionTerminateNotify(err error) {
 		t.Outcome = NotSent
 		t.Handler.TaskDone(t)
 	}
-	s.waiting.tail = nil
+	s.waiting.tail, s.waiting.n = nil, 0
 	s.unmanaged()
 	if s.logout != nil {
 		s.logout(err)
