@@ -52,7 +52,7 @@ func (p parking) Submit(t *iscsi.Task) {
 }
 func (parking) Reaches(iscsi.Direction) bool { return false }
 func (p parking) Hold(t *iscsi.Task) bool {
-	if t.Outcome == iscsi.Lost {
+	if t.Outcome == iscsi.Lost && t.Direction == iscsi.Write {
 		return p.w.target.Hold(t) // the session that comes asks who the unit is before it sends anything
 	}
 	if p.refuses() {
