@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"iserd.org/iserd/api"
+	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/iscsi"
 	"iserd.org/iserd/lu"
 	"iserd.org/iserd/scsi"
@@ -68,33 +70,57 @@ type reach struct {
 	lun  scsi.LUN
 }
 
+// end is a unit as it is reached by a route.
+type end struct {
+	route int
+	lun   scsi.LUN
+}
+
 // belongs notes to which target port group a path's port belongs, as the unit told through its session.
 func (g *group) belongs(p *path, u *lu.Unit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if u.PortGroup == nil || !g.several {
 		delete(g.ports, reach{p, u.LUN})
+		p.reactor.Do(func() {
+			delete(p.access, u.LUN)
+			p.chosen()
+		})
 		return
 	}
 	g.ports[reach{p, u.LUN}] = *u.PortGroup
+	g.ends[end{p.by, u.LUN}] = *u.PortGroup
 }
 
-// learn finds out by which target port groups a unit is reached, before there is a device for it.
-func (g *group) learn(ctx context.Context, lun scsi.LUN) {
+// confirm asks by every session with another portal whether a unit is the one that the device is made for, and finds out by which target port groups it is
+// reached. It is for a device that is not started yet, but known, so that a session that comes later asks, too. Nothing is asked where there is one portal.
+func (g *group) confirm(ctx context.Context, d *device) error {
 	if !g.several {
-		return // there is nothing to choose from
+		return nil
 	}
 	for _, p := range g.paths {
-		up := false
-		if p.reactor.Call(func() { up = p.session != nil }); !up {
-			continue // it learns when it comes
+		var session *iscsi.Session
+		if p.reactor.Call(func() { session = p.session }); session == nil {
+			continue
 		}
-		u, err := lu.Identify(ctx, executor{p: p}, lun)
-		if err == nil && u.Err == nil {
-			g.belongs(p, u)
+		now, err := lu.Identify(ctx, executor{p: p, session: session}, d.lun)
+		if errors.Is(err, iscsi.ErrSessionLost) {
+			continue
 		}
+		if err == nil {
+			err = now.Err
+		}
+		if err != nil {
+			return fmt.Errorf("logical unit %v by session %d: %w", d.lun, p.index, err)
+		}
+		if why := d.unit.Changed(now); why != "" {
+			return &ipc.Error{Code: api.ErrNotSupported, Text: fmt.Sprintf("logical unit %v is not the same by all portals of %s (%s): "+
+				"log in by one of them, with path_policy=single or --portal", d.lun, g.request.Target, why)}
+		}
+		g.belongs(p, now)
 	}
-	g.readAccess(ctx, lun)
+	g.readAccess(ctx, d.lun)
+	return nil
 }
 
 // readAllAccess is readAccess for every unit that has ports. It tells whether a group is in transition, so that it is to be asked again.
@@ -126,12 +152,17 @@ func (g *group) readAccess(ctx context.Context, lun scsi.LUN) (again bool) {
 	}
 	log := g.logger().WithField("lun", lun.String())
 	states, err := lu.PortGroups(ctx, asking{g}, lun)
-	if err != nil {
-		if g.ctx.Err() == nil && !errors.Is(err, errNoSession) {
-			log.WithError(err).Warn("the unit does not tell by which ports it is reached best")
-		}
-		return !errors.Is(err, scsi.ErrIllegalRequest)
+	var refused *scsi.StatusError
+	switch {
+	case errors.As(err, &refused):
+		log.WithError(err).Warn("the unit does not tell by which ports it is reached best")
+		return false
+	case err != nil: // a session that is lost, or comes
+		return g.ctx.Err() == nil && !errors.Is(err, errNoSession)
 	}
+	g.mu.Lock()
+	g.states[lun] = states
+	g.mu.Unlock()
 	for p, id := range ports {
 		i := slices.IndexFunc(states, func(x scsi.TargetPortGroup) bool { return x.ID == id })
 		if i < 0 {
@@ -199,33 +230,62 @@ func shutOut(units []*lu.Unit) (n int) {
 // Elsewhere tells whether a command that the target port does not let through may be sent again: the session can go to another portal.
 func (p *path) Elsewhere() bool { return p.group.several }
 
-// moveOn sends sessions whose target port is shut for a unit with a device to the next portal. Their paths stay there until it is shut, too. It tells whether
-// there was one, and whether one could not be sent on yet.
-func (g *group) moveOn() (moved, again bool) {
+// moveOn sends sessions whose target port is shut for a unit with a device to a portal where fewer are, or of which nothing is known yet. Their paths
+// stay there until that changes. It tells whether there was a session to send.
+func (g *group) moveOn() (needed bool) {
 	if g.fanned || !g.several {
-		return false, false
+		return false
 	}
-	served := g.served()
+	var luns []scsi.LUN
+	for _, d := range g.served() {
+		luns = append(luns, d.lun)
+	}
 	for _, p := range g.paths {
-		closed := ""
-		p.reactor.Call(func() {
-			for _, d := range served {
-				if a := p.access[d.lun]; !a.active() && a.state != scsi.Transitioning {
-					closed = a.String()
-				}
+		up := false
+		if p.reactor.Call(func() { up = p.session != nil }); !up {
+			continue // its recovery tries every portal
+		}
+		g.mu.Lock()
+		to := p.at
+		shut, known := g.shutLocked(p.at, luns)
+		for i := p.after(p.at); shut > 0 && known && i != p.at; i = p.after(i) {
+			if n, known := g.shutLocked(i, luns); !known || n < shut {
+				to = i
+				break
 			}
-		})
-		if closed != "" {
-			g.log(p).Warnf("the session goes to another portal: a unit is reached by a port that is %s", closed)
-			g.mu.Lock()
-			p.home = p.after(p.at)
-			g.mu.Unlock()
-			if p.leaveRoute() {
-				moved = true
-			} else {
-				again = true
+		}
+		moves := to != p.at
+		if moves {
+			p.home = to
+		}
+		portal := g.routes[to].Portal
+		g.mu.Unlock()
+		if moves {
+			needed = true
+			g.log(p).Warnf("the session goes to %s: %d units are reached by a port that takes no commands", portal, shut)
+			p.leaveRoute()
+		}
+	}
+	return needed
+}
+
+// shutLocked counts the units for which the target port at the end of a route is shut. known is false if the route has not been used yet. Preconditions:
+// group.mu is held.
+func (g *group) shutLocked(route int, luns []scsi.LUN) (n int, known bool) {
+	for _, lun := range luns {
+		states, asymmetric := g.states[lun]
+		if !asymmetric {
+			continue
+		}
+		id, ok := g.ends[end{route, lun}]
+		if !ok {
+			return 0, false
+		}
+		for _, x := range states {
+			if a := (access{asymmetric: true, state: x.State}); x.ID == id && !a.active() && x.State != scsi.Transitioning {
+				n++
 			}
 		}
 	}
-	return moved, again
+	return n, true
 }

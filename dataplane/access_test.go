@@ -48,7 +48,9 @@ func TestFollowAccess(t *testing.T) {
 	}
 	g := p.groups["g1"]
 	f := enter(t, p)
-	g.learn(t.Context(), 0)
+	if err := g.confirm(t.Context(), serveUnit(t, g, 0)); err != nil {
+		t.Fatal(err)
+	}
 	n := counters(targets)
 	ten := func(first, second int64) {
 		t.Helper()
@@ -108,8 +110,9 @@ func TestMoveOn(t *testing.T) {
 	}
 	group := p.groups["g1"]
 	path := group.paths[0]
-	group.learn(t.Context(), 0)
-	serveUnit(t, group, 0)
+	if err := group.confirm(t.Context(), serveUnit(t, group, 0)); err != nil {
+		t.Fatal(err)
+	}
 	group.notices.add(lu.Notice{Unit: &lu.Unit{}, Attention: scsi.AttentionALUAChanged}) // as when a device is made
 	at(t, targets, 0, 2)
 	if got := by(group, path, 1).end(t); got[len(got)-1] != iscsi.Responded {

@@ -80,9 +80,6 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	if err := g.settle(ctx, unit.LUN); err != nil {
 		return classify(err)
 	}
-	if unit.PortGroup != nil {
-		g.learn(ctx, unit.LUN)
-	}
 	char, err := ublk.Open(a.UblkID)
 	if err != nil {
 		return err
@@ -136,6 +133,14 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	p.mu.Lock()
 	p.devices[d.id] = d
 	p.mu.Unlock()
+	if !a.Recover { // else its requests wait, and the sessions that come ask
+		if err = g.confirm(ctx, d); err != nil {
+			p.mu.Lock()
+			delete(p.devices, d.id)
+			p.mu.Unlock()
+			return classify(err)
+		}
+	}
 	g.mu.Lock()
 	g.devices++
 	g.mu.Unlock()

@@ -24,6 +24,7 @@ type fan struct {
 	best    []*path // with a session, and in the best state
 	turn    int
 	waiting []*iscsi.Task // there is no session at all
+	ended   bool
 }
 
 // way is how the requests of a reactor reach a unit.
@@ -57,6 +58,8 @@ func (f *fan) exit() {
 	for _, p := range f.paths {
 		p.fans = slices.DeleteFunc(p.fans, func(x *fan) bool { return x == f })
 	}
+	f.ended, f.best = true, nil
+	f.Drop() // nobody would send it
 }
 
 // Submit sends a task by one of the sessions.
@@ -79,7 +82,7 @@ func (f *fan) next() *path {
 	p := f.best[f.turn]
 	if f.least {
 		for _, o := range f.best {
-			if o.session.InFlight() < p.session.InFlight() {
+			if o.session.Queued() < p.session.Queued() {
 				p = o
 			}
 		}
@@ -89,7 +92,7 @@ func (f *fan) next() *path {
 
 // wait keeps a task that was not sent until there is a session, unless there will be none.
 func (f *fan) wait(t *iscsi.Task) {
-	if lu.FailsFast(t) || f.Refuses() {
+	if f.ended || lu.FailsFast(t) || f.Refuses() {
 		t.Outcome = iscsi.NotSent
 		t.Handler.TaskDone(t)
 		return
@@ -122,12 +125,12 @@ func (f *fan) Refuses() bool {
 func (f *fan) Hold(t *iscsi.Task) bool {
 	if t.Outcome == iscsi.Lost && t.Direction == iscsi.Write {
 		for _, p := range f.paths {
-			if p.session != nil && p.session.State() != iscsi.StateLoggedIn { // its tasks come one after the other, before it is forgotten
+			if k := p.keeper; k != nil && k.State() == iscsi.StateFree { // its tasks come back one after the other, before it is forgotten: see lost
 				return p.Hold(t)
 			}
 		}
 	}
-	if lu.Hopeless(t) {
+	if f.ended || lu.Hopeless(t) {
 		return false
 	}
 	f.choose() // without the one that is ending
@@ -201,14 +204,23 @@ func (p *path) runHandOver(stop <-chan struct{}) {
 		case <-g.ctx.Done():
 			return
 		}
-		held := false
-		p.reactor.Call(func() { held = p.session == nil && (p.held.head != nil || p.unsettled) })
-		peers := slices.DeleteFunc(p.peers(), func(o peer) bool { return o.path.reactor != p.reactor })
-		if !held || len(peers) == 0 || !p.fenceBy(g.ctx, peers, g.plane.patience.reset) {
+		held, loss := false, 0
+		p.reactor.Call(func() {
+			loss = p.losses
+			for h := p.held.head; h != nil; h = h.next {
+				_, single := h.task.Handler.(*execution)
+				held = held || !single
+			}
+			held = p.session == nil && (held || p.unsettled)
+		})
+		siblings := func() []peer {
+			return slices.DeleteFunc(p.peers(), func(o peer) bool { return o.path.reactor != p.reactor })
+		}
+		if !held || len(siblings()) == 0 || !p.fenceBy(g.ctx, siblings, g.plane.patience.reset) {
 			continue
 		}
 		p.reactor.Call(func() {
-			if p.session != nil || !g.settled() {
+			if p.session != nil || p.losses != loss || !g.settled() {
 				return
 			}
 			n := 0
@@ -223,7 +235,9 @@ func (p *path) runHandOver(stop <-chan struct{}) {
 			})
 			p.unsettled = false
 			p.chosen()
-			g.log(p).WithField("requests", n).Warn("what the lost session had sent goes by another one")
+			if n > 0 {
+				g.log(p).WithField("requests", n).Warn("what the lost session had sent goes by another one")
+			}
 		})
 	}
 }

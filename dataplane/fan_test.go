@@ -302,3 +302,137 @@ func TestFanRestore(t *testing.T) {
 		t.Error("no reset")
 	}
 }
+
+// late checks that what is still parked at a portal does not take effect after what is written now.
+func late(t *testing.T, p *Plane, f *fan, unit *testtarget.Unit, park *testtarget.Park) {
+	t.Helper()
+	if got := by(p.groups["g1"], f, 7).end(t); got[len(got)-1] != iscsi.Responded {
+		t.Errorf("outcomes %v", got)
+	}
+	park.Close()
+	b := make([]byte, 512)
+	if _, err := unit.ReadAt(b, 3*512); err != nil || b[0] != 7 {
+		t.Errorf("the block begins with %x, %v", b[:4], err)
+	}
+}
+
+// The session is lost while it answers what it has before it leaves the portal: its write belongs to it all the same.
+func TestFanDrainLost(t *testing.T) {
+	p, unit, targets, f := fanned(t, [2]uint16{1, 2}, nil)
+	park, q := parked(t, p, f, targets[0], 1)
+	left := make(chan bool)
+	go func() { left <- p.groups["g1"].paths[0].leaveRoute() }()
+	for draining := false; !draining; {
+		p.reactors[0].Call(func() { draining = p.groups["g1"].paths[0].draining != nil })
+	}
+	refuseAll(targets[0])
+	if got := q.end(t); got[0] != iscsi.Lost || unit.Resets() != 1 {
+		t.Errorf("outcomes %v, %d resets", got, unit.Resets())
+	}
+	late(t, p, f, unit, park)
+	<-left
+}
+
+// Two sessions of a reactor end at the same time: each write waits for its own.
+func TestFanTwoEnding(t *testing.T) {
+	p, unit, targets, f := fanned(t, [2]uint16{1, 2}, nil)
+	park, q := parked(t, p, f, targets[1], 1)
+	targets[1].SetHooks(testtarget.Hooks{Received: func(c *testtarget.Conn, _ *testtarget.PDU) bool {
+		c.Close()
+		return false
+	}})
+	g := p.groups["g1"]
+	p.reactors[0].Call(func() {
+		g.paths[2].session.Terminate(iscsi.ErrTimeout)
+		g.paths[0].session.Terminate(iscsi.ErrTimeout)
+	})
+	if got := q.end(t); got[0] != iscsi.Lost || unit.Resets() != 1 {
+		t.Errorf("outcomes %v, %d resets", got, unit.Resets())
+	}
+	late(t, p, f, unit, park)
+}
+
+// The answer to a reset comes when the session is back and lost once more: it is none for what that one had sent.
+func TestFanLateReset(t *testing.T) {
+	p, unit, targets, f := fanned(t, [2]uint16{1, 2}, nil)
+	park, q := parked(t, p, f, targets[0], 1)
+	begun, answer := make(chan struct{}, 8), make(chan struct{})
+	targets[1].SetHooks(testtarget.Hooks{Sending: func(_ *testtarget.Conn, q *testtarget.PDU) bool {
+		if q.Opcode() == 0x22 { // Task Management Function Response
+			begun <- struct{}{}
+			<-answer
+		}
+		return true
+	}})
+	open := refuseAll(targets[0])
+	<-begun
+	open()
+	at(t, targets, 2, 2)
+	if err := park.Wait(t.Context(), 1); err != nil { // the repetition
+		t.Fatal(err)
+	}
+	refuseAll(targets[0])
+	close(answer)
+	if got := q.end(t); got[len(got)-1] != iscsi.Responded || unit.Resets() != 2 {
+		t.Errorf("outcomes %v, %d resets", got, unit.Resets())
+	}
+	late(t, p, f, unit, park)
+}
+
+// A reset is never answered: the session that was to have it done ends, and what waits for it goes on.
+func TestFanUnansweredReset(t *testing.T) {
+	p, _, targets, f := fanned(t, [2]uint16{1, 2}, nil)
+	p.patience.reset = 200 * time.Millisecond
+	park, q := parked(t, p, f, targets[0], 1)
+	asked := make(chan struct{}, 8)
+	targets[1].SetHooks(testtarget.Hooks{Received: func(_ *testtarget.Conn, q *testtarget.PDU) bool {
+		if q.Opcode() != opTaskManagement {
+			return true
+		}
+		asked <- struct{}{}
+		return false
+	}})
+	open := refuseAll(targets[0])
+	<-asked
+	r := by(p.groups["g1"], f, 0)
+	park.Close()
+	open()
+	if got := q.end(t); got[len(got)-1] != iscsi.Responded {
+		t.Errorf("outcomes %v", got)
+	}
+	if got := r.end(t); got[len(got)-1] != iscsi.Responded {
+		t.Errorf("outcomes %v", got)
+	}
+	at(t, targets, 2, 2)
+}
+
+// A queue that goes leaves nothing behind.
+func TestFanExit(t *testing.T) {
+	p, _, targets, _ := fanned(t, [2]uint16{1, 1}, nil)
+	f := p.groups["g1"].way(0, 0).(*fan)
+	p.reactors[0].Call(f.enter)
+	refuseAll(targets[0])
+	refuseAll(targets[1])
+	at(t, targets, 0, 0)
+	q := by(p.groups["g1"], f, 0)
+	p.reactors[0].Call(f.exit)
+	if got := q.end(t); got[len(got)-1] != iscsi.NotSent {
+		t.Errorf("outcomes %v", got)
+	}
+}
+
+// Two portals have different units under one number: no device is made of them.
+func TestFanOtherUnit(t *testing.T) {
+	p := newPlane(t)
+	var targets [2]*testtarget.Target
+	for i := range targets {
+		u := testtarget.NewUnit(1 << 20)
+		u.SetSerial([]string{"first", "second"}[i])
+		targets[i] = newTarget(t, testtarget.Config{Units: []*testtarget.Unit{u}, PortGroup: uint16(i + 1)})
+	}
+	if _, err := ask[ipc.Group](t, p, ipc.MethodLogin, loginBoth(targets, api.PathRoundRobin)); err != nil {
+		t.Fatal(err)
+	}
+	g := p.groups["g1"]
+	wantCode(t, g.confirm(t.Context(), serveUnit(t, g, 0)), api.ErrNotSupported)
+}

@@ -25,11 +25,13 @@ type debt struct {
 	lun  scsi.LUN
 }
 
-// debts are those of a group, with the number that each got when it was last incurred: a reset pays for what was there when it began.
+// debts are those of a group. The losses of its sessions are counted, and each debt has the number of its loss: a reset pays for what was lost before it
+// began, and nothing is owed for what was lost before a reset.
 type debts struct {
 	// Guarded by group.mu.
-	owed map[debt]uint64
-	last uint64
+	owed  map[debt]uint64
+	last  uint64              // loss
+	reset map[scsi.LUN]uint64 // the last loss before the last reset
 
 	paying chan struct{} // held, by filling it, while resets are under way: one is enough for all sessions
 }
@@ -54,6 +56,9 @@ func (p *path) atLarge() map[scsi.LUN]bool {
 		}
 	}
 	p.reactor.Call(func() {
+		if p.clean {
+			return // what waits was never sent
+		}
 		for _, q := range p.queues {
 			if !g.fanned && q.Counters().InFlight > 0 { // of a fan, what was lost waits below
 				luns[q.LUN()] = true
@@ -71,13 +76,12 @@ func (p *path) atLarge() map[scsi.LUN]bool {
 // fenceOff has the units reset that p's lost session may still change, before p's requests fail. If that takes too long the sessions that might write to
 // them end, and log in again: none goes on before the units are reset.
 func (p *path) fenceOff(ctx context.Context) {
-	peers := p.peers()
-	if p.fenceBy(ctx, peers, fenceLimit) || p.group.ctx.Err() != nil {
+	if p.fenceBy(ctx, p.peers, fenceLimit) || p.group.ctx.Err() != nil {
 		return // a logout ends all of them
 	}
-	for _, o := range peers {
+	for _, o := range p.peers() { // also those that have come meanwhile
 		o.path.reactor.Call(func() {
-			if o.path.session == o.session {
+			if o.path.session == o.session && !p.group.settled() {
 				o.session.Terminate(errUnfenced)
 			}
 		})
@@ -103,14 +107,15 @@ func (p *path) peers() (list []peer) {
 
 // fenceBy has the units reset that p's lost session may still change, by the first of the peers that gets it done. It returns false when none does within
 // the limit.
-func (p *path) fenceBy(ctx context.Context, peers []peer, limit time.Duration) bool {
+func (p *path) fenceBy(ctx context.Context, peers func() []peer, limit time.Duration) bool {
 	g := p.group
 	g.owe(p, p.atLarge())
-	for _, o := range peers {
+	for _, o := range peers() {
 		if g.settled() {
 			return true
 		}
-		ctx, cancel := context.WithTimeout(ctx, limit/time.Duration(len(peers)))
+		limit /= 2 // one that does not answer leaves time for others
+		ctx, cancel := context.WithTimeout(ctx, limit)
 		err := o.path.fence(ctx, o.session)
 		cancel()
 		if err != nil && g.ctx.Err() == nil {
@@ -169,16 +174,18 @@ func (p *path) fence(ctx context.Context, session *iscsi.Session) error {
 		err := p.resetUnit(ctx, session, lun)
 		log := g.log(p).WithField("lun", lun.String())
 		var refused *iscsi.TaskManagementError
+		var rejected *iscsi.RejectError
 		switch {
 		case err == nil:
 			log.Warn("the unit was reset: nothing that a lost session has sent to it comes later")
-		case errors.As(err, &refused):
+		case errors.As(err, &refused), errors.As(err, &rejected):
 			log.WithError(err).Error("the unit cannot be reset: a write that fails with its session may still take effect")
 		default:
 			return fmt.Errorf("LOGICAL UNIT RESET of %v on behalf of a lost session: %w", lun, err)
 		}
 		g.mu.Lock()
 		maps.DeleteFunc(g.debts.owed, func(d debt, n uint64) bool { return d.lun == lun && n <= begun })
+		g.debts.reset[lun] = begun
 		g.mu.Unlock()
 	}
 	return nil
@@ -215,19 +222,32 @@ func (g *group) owe(p *path, luns map[scsi.LUN]bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for lun := range luns {
-		g.debts.last++
-		g.debts.owed[debt{p, lun}] = g.debts.last
+		if done, ok := g.debts.reset[lun]; !ok || done < p.lostAt {
+			g.debts.owed[debt{p, lun}] = p.lostAt
+		}
 	}
 }
 
-// resetUnit sends LOGICAL UNIT RESET and waits for the answer.
+// resetUnit sends LOGICAL UNIT RESET and waits for the target's word. Commands of the session wait for that, so a session that does not get it ends,
+// whether or not somebody still waits here.
 func (p *path) resetUnit(ctx context.Context, session *iscsi.Session, lun scsi.LUN) error {
-	ctx, cancel := context.WithTimeout(ctx, p.group.plane.patience.reset)
-	defer cancel()
-	answer := make(chan error, 1)
+	limit := p.group.plane.patience.reset
+	answer := make(chan error, 2)
+	timer := time.AfterFunc(limit, func() {
+		p.reactor.Do(func() {
+			session.Terminate(fmt.Errorf("%w: no answer to LOGICAL UNIT RESET in %v", iscsi.ErrTimeout, limit))
+		})
+	})
+	complete := func() {
+		timer.Stop()
+		answer <- nil
+	}
 	p.reactor.Call(func() {
 		p.escalations.resets++
-		session.Manage(iscsi.TaskManagement{Function: pdu.LogicalUnitReset, LUN: lun}, func(err error) { answer <- err })
+		session.Manage(iscsi.TaskManagement{Function: pdu.LogicalUnitReset, LUN: lun, Complete: complete}, func(err error) {
+			timer.Stop()
+			answer <- err
+		})
 	})
 	select {
 	case err := <-answer:

@@ -199,7 +199,12 @@ func TestDebts(t *testing.T) {
 		done <- g.paths[1].fence(t.Context(), session)
 	}()
 	<-begun
-	g.owe(g.paths[0], lun)
+	g.owe(g.paths[0], lun) // the same loss once more
+	g.mu.Lock()
+	g.debts.last++
+	g.paths[1].lostAt = g.debts.last // and another one
+	g.mu.Unlock()
+	g.owe(g.paths[1], lun)
 	close(more)
 	if err := <-done; err != nil || g.settled() {
 		t.Errorf("%v; settled %v", err, g.settled())
@@ -212,6 +217,11 @@ func TestDebts(t *testing.T) {
 	}
 	z.park.Close()
 	// The write was wiped out without a word, which its session has found out.
+	g.owe(g.paths[0], lun)
+	g.owe(g.paths[1], lun)
+	if !g.settled() {
+		t.Error("owed for what was lost before the reset")
+	}
 	if got := <-w.done; got[0] != iscsi.Aborted || got[len(got)-1] != iscsi.Responded {
 		t.Errorf("outcomes %v", got)
 	}

@@ -51,7 +51,9 @@ type group struct {
 	unlooked  map[scsi.LUN]bool // what units says of these was found wrong, and the target has not been asked yet
 	devices   int
 
-	ports      map[reach]uint16          // target port groups by which units are reached: see access.go
+	ports      map[reach]uint16 // target port groups by which units are reached: see access.go
+	ends       map[end]uint16   // likewise, by route
+	states     map[scsi.LUN][]scsi.TargetPortGroup
 	debts      debts                     // what lost sessions may still change: see fence.go
 	registered map[scsi.LUN]registration // persistent reservations: the keys that the sessions are registered with
 	reserving  sync.Mutex                // held while one of them changes
@@ -76,7 +78,9 @@ func (p *Plane) newGroup(ctx context.Context, request ipc.LoginRequest) (*group,
 	if err != nil {
 		return nil, fmt.Errorf("logical units of %s: %w", request.Target, err)
 	}
+	g.mu.Lock()
 	g.units, whole = units, true
+	g.mu.Unlock()
 	g.tasks.Add(1)
 	go g.runWatch()
 	return g, nil
@@ -239,6 +243,8 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 	g := p.group
 	log := g.log(p)
 	back := false // guarded by g.mu
+	loss := 0
+	p.reactor.Call(func() { loss = p.losses })
 	expire := afterSetting(g.request.Settings.ReplacementTimeout, replacementTimeout, func() {
 		g.mu.Lock()
 		late := back
@@ -254,10 +260,13 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 			g.mu.Lock()
 			late := back // while units were being reset
 			g.mu.Unlock()
-			if !late && p.session == nil {
+			if !late && p.session == nil && p.losses == loss {
 				p.fail()
 			}
 		})
+		if g.ctx.Err() != nil {
+			return
+		}
 		log.Error("no session within the replacement timeout: requests fail from now on")
 		g.plane.notifyGroup(g)
 	})

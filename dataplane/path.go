@@ -47,16 +47,20 @@ type path struct {
 	access   map[scsi.LUN]access
 
 	unsettled bool // an earlier data plane's session of it may have commands at work
+	losses    int  // of sessions
+	clean     bool // the last one had nothing under way
 
 	escalations escalations
 
 	// Guarded by group.mu.
-	info  ipc.Session
-	at    int           // route of the session, or of the last one
-	home  int           // that is preferred
-	down  chan struct{} // closed when the session that Logout ended is gone
-	since time.Time     // the present session's begin
-	last  struct {      // the session before the next one
+	info   ipc.Session
+	at     int           // route of the session, or of the last one
+	by     int           // of the login under way, or the last one
+	home   int           // that is preferred
+	down   chan struct{} // closed when the session that Logout ended is gone
+	since  time.Time     // the present session's begin
+	lostAt uint64        // when the last session was lost, by the count of debts
+	last   struct {      // the session before the next one
 		there   bool   // there was one, of this data plane or, if old,
 		old     bool   // of one that has ended, so that nobody knows what it had sent
 		tpgt    uint16 // of the target's portal group that it was with, unless that is
@@ -203,30 +207,28 @@ func (p *path) loginAt(ctx context.Context, route ipc.Route) error {
 		port.Close()
 		return err
 	}
-	if err := p.adopt(ctx, session, result.TargetPortalGroupTag, lost); err != nil {
-		return err
-	}
-	g.mu.Lock()
-	p.down, p.since = lost, time.Now()
-	p.last.there, p.last.old, p.last.unknown, p.last.tpgt = true, false, false, result.TargetPortalGroupTag
-	p.info = ipc.Session{
-		Reactor:      p.reactor.index,
-		ISID:         isid,
-		TSIH:         result.TSIH,
-		State:        iscsi.StateLoggedIn.String(),
-		LocalAddress: port.LocalAddr(),
-		RDMADevice:   port.device(),
-		Transport:    route.Transport,
-		TPGT:         result.TargetPortalGroupTag,
-		Negotiated:   result.Negotiated,
-		AuthMethod:   result.AuthMethod,
-	}
-	if route.Portal != g.request.Portal {
-		p.info.Portal = route.Portal
-	}
-	g.tpgt = result.TargetPortalGroupTag
-	g.mu.Unlock()
-	return nil
+	return p.adopt(ctx, session, result.TargetPortalGroupTag, lost, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		p.down, p.since = lost, time.Now()
+		p.last.there, p.last.old, p.last.unknown, p.last.tpgt = true, false, false, result.TargetPortalGroupTag
+		p.info = ipc.Session{
+			Reactor:      p.reactor.index,
+			ISID:         isid,
+			TSIH:         result.TSIH,
+			State:        iscsi.StateLoggedIn.String(),
+			LocalAddress: port.LocalAddr(),
+			RDMADevice:   port.device(),
+			Transport:    route.Transport,
+			TPGT:         result.TargetPortalGroupTag,
+			Negotiated:   result.Negotiated,
+			AuthMethod:   result.AuthMethod,
+		}
+		if route.Portal != g.request.Portal {
+			p.info.Portal = route.Portal
+		}
+		g.tpgt = result.TargetPortalGroupTag
+	})
 }
 
 // lost runs on the reactor when the session has ended; err is nil after a logout.
@@ -239,6 +241,13 @@ func (p *path) lost(err error, done chan struct{}) {
 		return
 	}
 	p.session = nil
+	p.losses++
+	p.clean = errors.Is(err, errReturn)
+	g := p.group
+	g.mu.Lock()
+	g.debts.last++
+	p.lostAt = g.debts.last
+	g.mu.Unlock()
 	p.chosen()
 	close(done)
 	if err == nil {
@@ -262,7 +271,8 @@ func (p *path) logout(ctx context.Context) error {
 	p.group.mu.Lock()
 	down := p.down
 	p.group.mu.Unlock()
-	if down == nil {
+	if down == nil { // there never was one
+		p.reactor.Call(p.fail)
 		return nil
 	}
 	answer := make(chan error, 1)

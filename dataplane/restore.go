@@ -37,11 +37,9 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 		path.info = ipc.Session{Reactor: path.reactor.index, State: "FAILED", Negotiated: map[string]string{}}
 		path.last.there, path.last.old, path.last.tpgt = true, true, r.TPGT
 		path.info.TPGT = r.TPGT
-		if g.fanned { // its path stays with a portal, hence with a portal group
-			path.last.there, path.unsettled = false, true
-			continue
-		}
-		// A session may have gone to another portal right before the data plane ended, and nobody has heard of it.
+		path.unsettled = g.fanned
+		// A session may have gone to another portal right before the data plane ended, and nobody has heard of it. Of several sessions, which ISID belonged to
+		// which portal depends on how many reactors there were.
 		path.last.unknown = r.Policy != api.PathSingle && slices.ContainsFunc(r.Others, func(o ipc.Route) bool { return o.Portal != r.Portal })
 	}
 	for _, path := range g.paths {
@@ -61,8 +59,9 @@ func (p *Plane) emptyGroup(request ipc.LoginRequest) *group {
 	g := &group{plane: p, request: request, state: ipc.GroupUp, since: time.Now(), transport: request.Transport}
 	g.notices.wake = make(chan struct{}, 1)
 	g.debts.owed, g.debts.paying = map[debt]uint64{}, make(chan struct{}, 1)
+	g.debts.reset = map[scsi.LUN]uint64{}
 	g.ctx, g.cancel = context.WithCancel(p.ctx)
-	g.ports = map[reach]uint16{}
+	g.ports, g.ends, g.states = map[reach]uint16{}, map[end]uint16{}, map[scsi.LUN][]scsi.TargetPortGroup{}
 	for i, r := range p.reactors {
 		g.paths = append(g.paths, &path{group: g, reactor: r, index: i, access: map[scsi.LUN]access{}})
 	}

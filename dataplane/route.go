@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -102,6 +103,9 @@ func (p *path) attempt(ctx context.Context) (err error) {
 		if k > 0 {
 			i = p.after(i)
 		}
+		g.mu.Lock()
+		p.by = i
+		g.mu.Unlock()
 		tctx, cancel := context.WithTimeout(ctx, limit)
 		e := p.login(tctx, routes[i])
 		cancel()
@@ -154,8 +158,11 @@ const (
 	probeLimit  = 3 * time.Second
 )
 
-// errReturn ends a session that is to go by a preferred route again.
-var errReturn = errors.New("a preferred portal answers again")
+// errReturn ends a session that is to go by another route and has nothing under way, errLeave one that has.
+var (
+	errReturn = errors.New("the session goes by another portal")
+	errLeave  = fmt.Errorf("%w, although requests are under way", iscsi.ErrSessionLost)
+)
 
 // backOff is the pause before the next look of a group.
 type backOff struct {
@@ -253,7 +260,7 @@ func (p *path) leaveRoute() bool {
 	}
 	left := 0
 	count := func() {
-		if left = session.InFlight(); session.State() != iscsi.StateLoggedIn {
+		if left = session.Queued(); session.State() != iscsi.StateLoggedIn {
 			left = 0
 		}
 	}
@@ -266,7 +273,7 @@ func (p *path) leaveRoute() bool {
 	left = 0
 	p.reactor.Call(func() {
 		p.draining = nil
-		switch left = session.InFlight(); {
+		switch left = session.Queued(); {
 		case session.State() != iscsi.StateLoggedIn: // lost meanwhile
 		case (left > 0 || g.ctx.Err() != nil) && g.settled(): // nobody asked it for a reset while it looked gone
 			p.resume(session, other)
@@ -274,7 +281,11 @@ func (p *path) leaveRoute() bool {
 			g.mu.Lock()
 			p.at = p.home // where the recovery begins
 			g.mu.Unlock()
-			session.Terminate(errReturn)
+			if left > 0 {
+				session.Terminate(errLeave)
+			} else {
+				session.Terminate(errReturn)
+			}
 		}
 	})
 	return left == 0 && g.ctx.Err() == nil

@@ -2,9 +2,12 @@ package dataplane
 
 import (
 	"bytes"
+	"io"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
@@ -212,4 +215,73 @@ func TestBackOff(t *testing.T) {
 	now = now.Add(3 * lastReturn) // it lasted
 	b.returned(now, time.Second)
 	look(2 * time.Second)
+}
+
+// Sessions of many CPUs go to another portal group together: one reset does for those that were lost before it.
+func TestFailoverResets(t *testing.T) {
+	const n = 12
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	p, err := New(Config{Reactors: n, PoolSize: 4 << 20, Log: logrus.NewEntry(log), Build: "test", Exit: func() {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	unit, targets := twoPortals(t, [2]uint16{1, 2})
+	if _, err := ask[ipc.Group](t, p, ipc.MethodLogin, loginBoth(targets, api.PathFailover)); err != nil {
+		t.Fatal(err)
+	}
+	at(t, targets, n, 0)
+	park := targets[0].Park(func(_ int, cdb []byte) bool { return cdb[0] == scsi.OpWrite10 })
+	var writers []*writer
+	for i := range n {
+		writers = append(writers, newWriter(p.groups["g1"].paths[i], 0, nil))
+	}
+	if err := park.Wait(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	refuseAll(targets[0])
+	for _, w := range writers {
+		if got := <-w.done; got[len(got)-1] != iscsi.Responded {
+			t.Errorf("outcomes %v", got)
+		}
+	}
+	if r := unit.Resets(); r == 0 || r > n/2 {
+		t.Errorf("%d resets for %d sessions", r, n)
+	}
+	park.Close()
+}
+
+// A session that returns to a portal of another group has nothing under way: no unit is reset, whatever came meanwhile.
+func TestReturnWithoutReset(t *testing.T) {
+	p := newPlane(t)
+	p.patience.back = 50 * time.Millisecond
+	unit, targets := twoPortals(t, [2]uint16{1, 2})
+	if _, err := ask[ipc.Group](t, p, ipc.MethodLogin, loginBoth(targets, api.PathFailover)); err != nil {
+		t.Fatal(err)
+	}
+	open := refuseAll(targets[0])
+	at(t, targets, 0, 2)
+	before := unit.Resets()
+	stop, done := make(chan struct{}), make(chan int)
+	go func() { // somebody always writes
+		path := p.groups["g1"].paths[0]
+		w := newWriter(path, 0, nil)
+		for n := 1; ; n++ {
+			<-w.done
+			select {
+			case <-stop:
+				done <- n
+				return
+			default:
+				path.reactor.Call(func() { path.Submit(&w.Task) })
+			}
+		}
+	}()
+	open()
+	at(t, targets, 2, 0)
+	close(stop)
+	if n := <-done; n == 0 || unit.Resets() != before {
+		t.Errorf("%d writes, %d resets", n, unit.Resets()-before)
+	}
 }

@@ -150,14 +150,9 @@ func (g *group) runWatch() {
 			cancel()
 			if rest := g.plane.patience.move - time.Since(moved); rest > 0 {
 				access = time.After(min(rest, accessPause))
-			} else {
-				left, again := g.moveOn()
-				if left {
-					moved = time.Now()
-				}
-				if again {
-					access = time.After(accessPause)
-				}
+			} else if g.moveOn() {
+				moved = time.Now()
+				access = time.After(g.plane.patience.move)
 			}
 		}
 		if look || all {
@@ -420,7 +415,7 @@ func (d *device) condemn(why string) bool {
 // The login has ended the tasks of the session before (if it was with the same portal group of the target: see reinstated), so that requests which wait
 // may be sent again; but what they were meant for may have been
 // unmapped meanwhile, and another unit may stand in its place. New requests wait, too, until that is known.
-func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, done <-chan struct{}) error {
+func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, done <-chan struct{}, note func()) error {
 	exec := executor{p: p, session: session}
 	err := p.prove(ctx, exec)
 	other := p.group.strangers()
@@ -441,7 +436,7 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, d
 		}
 		p.reactor.Call(func() {
 			if fenced = p.group.settled(); fenced {
-				up = p.begin(session, other)
+				up = p.begin(session, other, note)
 			}
 		})
 	}
@@ -454,12 +449,14 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, d
 	return nil
 }
 
-// begin makes a session that has proven itself the path's, and sends what waits. It runs on the reactor, and returns false when the session has ended.
-func (p *path) begin(session *iscsi.Session, other map[scsi.LUN]bool) bool {
+// begin makes a session that has proven itself the path's, notes what it is, and sends what waits. It runs on the reactor, and returns false when the session
+// has ended.
+func (p *path) begin(session *iscsi.Session, other map[scsi.LUN]bool, note func()) bool {
 	if p.unproven != session {
 		return false
 	}
 	p.unproven = nil
+	note()
 	p.resume(session, other)
 	return true
 }
