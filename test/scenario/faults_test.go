@@ -393,12 +393,16 @@ func TestFaultReplacementTimeout(t *testing.T) {
 	}
 }
 
-// The network of twenty devices is cut for ten seconds under load: all of them come back.
+// The network of twenty devices (of a hundred in a soak) is cut for ten seconds under load: all of them come back.
 func TestFaultManyDevices(t *testing.T) {
 	for _, k := range kinds[:2] {
 		t.Run(k.name, func(t *testing.T) {
 			var units []targets.Unit
-			for range 20 {
+			count := 20
+			if os.Getenv("SOAK") != "" {
+				count = 100
+			}
+			for range count {
 				units = append(units, targets.Unit{Kind: targets.Ramdisk, Size: 4 * mib})
 			}
 			g := linked(t, k, units)
