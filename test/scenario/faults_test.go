@@ -32,13 +32,16 @@ func linked(t *testing.T, k kind, units []targets.Unit) *target {
 }
 
 // ride runs fio with verification on all devices of a target, lets a fault come and go, and checks that nobody has noticed. In a soak it does
-// so again and again.
-func (g *target) ride(t *testing.T, fault func(t *testing.T)) {
+// so again and again. options are for each of fio's jobs.
+func (g *target) ride(t *testing.T, fault func(t *testing.T), options ...string) {
 	t.Helper()
 	devs := devices(t, g.name)
 	var jobs []fioJob
 	for lun, d := range devs {
 		jobs = append(jobs, fioVerify(fmt.Sprintf("lun%d", lun), d.Path, d.Size)...)
+	}
+	for i := range jobs {
+		jobs[i].options = append(jobs[i].options, options...)
 	}
 	for range rounds(t, 1) {
 		wait := startFio(t, jobs)
@@ -53,6 +56,9 @@ func (g *target) ride(t *testing.T, fault func(t *testing.T)) {
 		}
 	}
 }
+
+// slowly makes each job of fio last for some seconds, however fast the machine is: 32 MiB in four jobs take four.
+const slowly = "rate=1m,1m"
 
 // session is the target's session as the daemon shows it.
 func (g *target) session(t testing.TB) api.Session {
@@ -139,14 +145,14 @@ func TestFaultNetworkCut(t *testing.T) {
 func TestFaultSilence(t *testing.T) {
 	for _, k := range kinds[:2] {
 		t.Run(k.name, func(t *testing.T) {
-			g := linked(t, k, []targets.Unit{{Kind: targets.Ramdisk, Size: 48 * mib}})
+			g := linked(t, k, []targets.Unit{{Kind: targets.Ramdisk, Size: 16 * mib}})
 			g.login(t)
 			g.ride(t, func(t *testing.T) {
 				disturb(t, "loss", "100%")
 				time.Sleep(3 * time.Second) // the fault: its length
 				g.waiting(t)
 				undisturb(t)
-			})
+			}, slowly)
 			g.logout(t)
 		})
 	}

@@ -32,7 +32,7 @@ func TestFaultStopped(t *testing.T) {
 				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
-			})
+			}, slowly)
 			g.logout(t)
 		})
 	}
@@ -71,7 +71,7 @@ func TestFaultClock(t *testing.T) {
 			jump(by)
 			progress(t, devices(t, g.name))
 		}
-	})
+	}, slowly)
 	g.enable(t, false)
 	jump(-time.Hour)
 	g.enable(t, true)
@@ -88,7 +88,7 @@ func TestFaultDescriptors(t *testing.T) {
 	guestOnly(t)
 	g := newTarget(t, kinds[0], []targets.Unit{{Kind: targets.Ramdisk, Size: 16 * mib}})
 	g.login(t)
-	other := newTarget(t, kinds[1], []targets.Unit{{Kind: targets.Ramdisk, Size: 16 * mib}})
+	other := newTarget(t, kinds[0], []targets.Unit{{Kind: targets.Ramdisk, Size: 16 * mib}})
 	iserctl(t, "discover", other.portal, "--transport", other.transport, "--save")
 	before := status(t).DataPlane
 	limit := strings.TrimSpace(must(t, "prlimit", "--pid", strconv.Itoa(before.PID), "--nofile", "--output", "SOFT", "--noheadings"))
