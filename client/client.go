@@ -76,6 +76,11 @@ func (c *Client) Abort(ctx context.Context, r api.AbortRequest) (out api.AbortRe
 	return out, c.call(ctx, http.MethodPost, "devices/abort", r, &out)
 }
 
+// Upgrade replaces the data plane under load.
+func (c *Client) Upgrade(ctx context.Context, r api.UpgradeRequest) (out api.UpgradeReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "upgrade", r, &out)
+}
+
 // Nodes lists stored records.
 func (c *Client) Nodes(ctx context.Context, f api.NodeFilter) (out api.NodesReply, err error) {
 	q := url.Values{"target": {f.Target}, "portal": {f.Portal}}

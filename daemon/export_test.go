@@ -16,6 +16,12 @@ func (s *Service) HoldTarget(t *testing.T, target string) (unlock func()) {
 	return unlock
 }
 
+// NoteUpgrade notes that a data plane is about to end, as an upgrade does.
+func (s *Service) NoteUpgrade(pid int) error { return s.noteUpgrade(pid) }
+
+// Ending tells whether the daemon was told to end.
+func (s *Service) Ending() bool { return s.life.Err() != nil }
+
 // Hurry shortens what is repeated in the background. The function undoes it.
 func Hurry(retry, watch time.Duration) (undo func()) {
 	r, w := retryAfter, watchEvery

@@ -77,7 +77,7 @@ func (s *Service) ServeSocket(ctx context.Context, path string, started func()) 
 // Handler is the control API.
 //
 //	GET  /v1/status /v1/sessions /v1/devices?queues=1 /v1/nodes?target=&portal= /v1/portals /v1/buffers
-//	POST /v1/discover /v1/firmware /v1/login /v1/logout /v1/rescan /v1/devices/abort /v1/nodes/add /v1/nodes/delete /v1/nodes/set /v1/nodes/secret
+//	POST /v1/discover /v1/firmware /v1/login /v1/logout /v1/rescan /v1/upgrade /v1/devices/abort /v1/nodes/add /v1/nodes/delete /v1/nodes/set /v1/nodes/secret
 //	POST /v1/portals/set /v1/portals/secret /v1/portals/delete /v1/buffers/add /v1/buffers/adopt /v1/buffers/remove
 //	POST /v1/scsi /v1/scsi/reserve /v1/scsi/reservation
 //
@@ -121,6 +121,7 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("POST /v1/logout", post(s.Logout))
 	mux.HandleFunc("POST /v1/rescan", post(s.Rescan))
 	mux.HandleFunc("POST /v1/devices/abort", post(s.Abort))
+	mux.HandleFunc("POST /v1/upgrade", post(s.Upgrade))
 	mux.HandleFunc("POST /v1/nodes/add", post(func(_ context.Context, f api.NodeFilter) (any, error) {
 		n, err := s.AddNode(f.Target, f.Portal)
 		return api.NodesReply{Version: api.Version, Nodes: []api.Node{n}, Problems: []string{}}, err

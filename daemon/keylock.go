@@ -11,6 +11,9 @@ import (
 type keyLock struct {
 	mu    sync.Mutex
 	locks map[string]*keyEntry
+
+	all     chan struct{} // while somebody has all of them, or waits for them; closed when they are free
+	allWork string        // what that is for
 }
 
 type keyEntry struct {
@@ -28,7 +31,54 @@ func (k *keyLock) lock(ctx context.Context, key, work string) (unlock func(), er
 
 // lockFor is lock for work that calls of interrupt may break off.
 func (k *keyLock) lockFor(ctx context.Context, key, work string, interrupt func()) (unlock func(), err error) {
-	k.mu.Lock()
+	for {
+		k.mu.Lock()
+		all, now := k.all, k.allWork
+		if all == nil {
+			break
+		}
+		k.mu.Unlock()
+		select {
+		case <-all:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s is at work: %w", now, ctx.Err())
+		}
+	}
+	e := k.entryLocked(key)
+	k.mu.Unlock()
+
+	select {
+	case e.held <- struct{}{}:
+		k.mu.Lock()
+		if k.all != nil { // who waits for all of them comes first
+			k.mu.Unlock()
+			<-e.held
+			k.leave(key, e)
+			return k.lockFor(ctx, key, work, interrupt)
+		}
+		e.work, e.interrupt = work, interrupt
+		k.mu.Unlock()
+		return func() {
+			k.mu.Lock()
+			e.work, e.interrupt = "", nil
+			k.mu.Unlock()
+			<-e.held
+			k.leave(key, e)
+		}, nil
+	case <-ctx.Done():
+		k.mu.Lock()
+		now := e.work
+		k.mu.Unlock()
+		k.leave(key, e)
+		if now == "" {
+			now = "another request"
+		}
+		return nil, fmt.Errorf("%s is at work: %w", now, ctx.Err())
+	}
+}
+
+// entryLocked finds or makes the entry of a key, for one more user. Preconditions: k.mu is held.
+func (k *keyLock) entryLocked(key string) *keyEntry {
 	if k.locks == nil {
 		k.locks = make(map[string]*keyEntry)
 	}
@@ -38,37 +88,67 @@ func (k *keyLock) lockFor(ctx context.Context, key, work string, interrupt func(
 		k.locks[key] = e
 	}
 	e.users++
-	k.mu.Unlock()
+	return e
+}
 
-	leave := func() {
+// leave forgets a user of an entry.
+func (k *keyLock) leave(key string, e *keyEntry) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if e.users--; e.users == 0 {
+		delete(k.locks, key)
+	}
+}
+
+// lockAll waits until nobody holds any key, and keeps everybody out until the function it returns is called. Holders that can go on later leave. Only one
+// may be at work. The error says which key is held, and for what.
+func (k *keyLock) lockAll(ctx context.Context, work string) (unlock func(), err error) {
+	k.mu.Lock()
+	k.all, k.allWork = make(chan struct{}), work
+	k.mu.Unlock()
+	free := func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if e.users--; e.users == 0 {
-			delete(k.locks, key)
+		close(k.all)
+		k.all = nil
+	}
+	t := time.NewTicker(interruptPause)
+	defer t.Stop()
+	for {
+		held, freed := k.heldNow()
+		if freed == nil {
+			return free, nil
+		}
+		select {
+		case freed <- struct{}{}: // the holder has left
+			<-freed
+		case <-t.C:
+		case <-ctx.Done():
+			free()
+			return nil, fmt.Errorf("%s: %w", held, ctx.Err())
 		}
 	}
-	select {
-	case e.held <- struct{}{}:
-		k.mu.Lock()
-		e.work, e.interrupt = work, interrupt
-		k.mu.Unlock()
-		return func() {
-			k.mu.Lock()
-			e.work, e.interrupt = "", nil
-			k.mu.Unlock()
-			<-e.held
-			leave()
-		}, nil
-	case <-ctx.Done():
-		k.mu.Lock()
-		now := e.work
-		k.mu.Unlock()
-		leave()
-		if now == "" {
-			now = "another request"
+}
+
+// heldNow finds a key that is held and tells which, for what, and where to wait for its holder; nil when none is. A holder that can go on later is told to
+// leave.
+func (k *keyLock) heldNow() (what string, freed chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for key, e := range k.locks {
+		if e.work == "" && len(e.held) == 0 {
+			continue
 		}
-		return nil, fmt.Errorf("%s is at work: %w", now, ctx.Err())
+		if e.interrupt != nil {
+			e.interrupt()
+		}
+		work := e.work
+		if work == "" {
+			work = "another request"
+		}
+		return fmt.Sprintf("%s of %s is at work", work, key), e.held
 	}
+	return "", nil
 }
 
 // lockSoon is lock that makes holders leave which can go on later.

@@ -68,15 +68,27 @@ type plane struct {
 	conn    planeConn
 	why     string        // why it is not up
 	changed chan struct{} // closed and replaced at each change of the fields above
+
+	failures int           // attempts to get one since one was up
+	ending   int           // pid of one that is being replaced, and must not be talked to again; 0 for none
+	next     *Successor    // serves when that one is gone; nil starts another one
+	soon     time.Time     // until when the next one is waited for, and looked for all the time
+	hurry    chan struct{} // ends a pause between attempts
 }
 
 func newPlane(s *Service) *plane {
-	return &plane{s: s, path: filepath.Join(s.opt.RunDir, "io.sock"), st: api.DataPlaneStarting, changed: make(chan struct{})}
+	return &plane{s: s, path: filepath.Join(s.opt.RunDir, "io.sock"), st: api.DataPlaneStarting, changed: make(chan struct{}), hurry: make(chan struct{}, 1)}
 }
 
 func (p *plane) set(st string, c planeConn, why string) {
 	p.mu.Lock()
 	p.st, p.conn, p.why = st, c, why
+	switch st {
+	case api.DataPlaneUp:
+		p.failures, p.soon = 0, time.Time{}
+	case api.DataPlaneDown:
+		p.failures++
+	}
 	close(p.changed)
 	p.changed = make(chan struct{})
 	p.mu.Unlock()
@@ -156,22 +168,28 @@ func (p *plane) run(ctx context.Context, ready func()) {
 		c, err := p.connect(ctx, last)
 		if err != nil {
 			if ctx.Err() == nil {
-				p.s.log.WithError(err).Error("no data plane")
-				p.set(api.DataPlaneDown, planeConn{}, oneLine(err))
+				p.missing(err)
 				say()
 			}
-			if !sleep(ctx, pause) {
+			if !p.rest(ctx, pause) {
 				break
 			}
 			pause = min(2*pause, maxPause)
 			continue
 		}
 		last = c.hello.PID
+		if p.s.finishUpgrade(c) {
+			_ = c.client.Close()
+			if !p.rest(ctx, pause) {
+				break
+			}
+			continue
+		}
 		if err := p.s.adopt(ctx, c); err != nil {
 			p.s.log.WithError(err).Error("the data plane's state cannot be read")
 			_ = c.client.Close()
 			p.set(api.DataPlaneDown, planeConn{}, oneLine(err))
-			if !sleep(ctx, pause) {
+			if !p.rest(ctx, pause) {
 				break
 			}
 			pause = min(2*pause, maxPause)
@@ -188,10 +206,12 @@ func (p *plane) run(ctx context.Context, ready func()) {
 		}
 		_ = c.client.Close()
 		p.set(api.DataPlaneStarting, planeConn{}, "the data plane has gone away")
-		p.s.log.WithError(c.client.Err()).Warn("connection to the data plane lost")
-		if time.Since(up) > maxPause {
+		if !p.replacing() {
+			p.s.log.WithError(c.client.Err()).Warn("connection to the data plane lost")
+		}
+		if time.Since(up) > maxPause || p.replacing() {
 			pause = minPause
-		} else if !sleep(ctx, pause) {
+		} else if !p.rest(ctx, pause) {
 			break
 		} else {
 			pause = min(2*pause, maxPause)
@@ -209,36 +229,101 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// missing notes that there is no data plane. One that somebody else starts is waited for while it is being replaced.
+func (p *plane) missing(err error) {
+	p.mu.Lock()
+	waiting := p.s.opt.Launch == nil && time.Now().Before(p.soon)
+	p.mu.Unlock()
+	if waiting {
+		p.set(api.DataPlaneStarting, planeConn{}, oneLine(err))
+		return
+	}
+	p.s.log.WithError(err).Error("no data plane")
+	p.set(api.DataPlaneDown, planeConn{}, oneLine(err))
+}
+
+// rest waits between two attempts, not long if one that somebody else starts is waited for. It tells whether to go on.
+func (p *plane) rest(ctx context.Context, pause time.Duration) bool {
+	p.mu.Lock()
+	if p.s.opt.Launch == nil && time.Now().Before(p.soon) {
+		pause = min(pause, lookEvery)
+	}
+	p.mu.Unlock()
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-p.hurry:
+	case <-timer.C:
+	}
+	return true
+}
+
+// replacing tells whether the data plane is being replaced.
+func (p *plane) replacing() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ending != 0
+}
+
+// lookEvery is the time between two looks at what no event tells, while somebody waits: whether a process is gone, whether the next one answers.
+const lookEvery = 5 * time.Millisecond
+
 // connect finds a data plane that answers, or starts one. last is the pid of the one before, 0 for none.
 func (p *plane) connect(ctx context.Context, last int) (planeConn, error) {
-	c, err := p.dial(ctx)
-	if err == nil || ctx.Err() != nil {
-		return c, err
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT) {
-		return c, err // it is there and does not answer: a second one would not get its lock
+	p.mu.Lock()
+	ending := p.ending
+	p.mu.Unlock()
+	var c planeConn
+	var err error
+	if ending != 0 {
+		last = ending
+	} else {
+		c, err = p.dial(ctx)
+		if err == nil || ctx.Err() != nil {
+			return c, err
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT) {
+			return c, err // it is there and does not answer: a second one would not get its lock
+		}
 	}
 	if last != 0 {
 		wctx, cancel := context.WithTimeout(ctx, deathTimeout)
-		err := waitQuiet(wctx, 20*time.Millisecond, func() bool { return isGone(last) })
+		err := waitQuiet(wctx, lookEvery, func() bool { return isGone(last) })
 		cancel()
-		if err != nil && ctx.Err() == nil {
-			return c, fmt.Errorf("data plane %d has closed its socket and does not exit", last)
+		if err != nil {
+			return c, fmt.Errorf("data plane %d was lost or ended and does not exit", last)
 		}
 	}
 	p.s.orphanAll()
+	p.s.forgetUpgrade()
+	p.mu.Lock()
+	next := p.next
+	p.ending, p.next = 0, nil
+	p.mu.Unlock()
 	if p.s.opt.Launch == nil {
+		if ending != 0 { // whoever starts it may have done so
+			if c, err := p.dial(ctx); err == nil {
+				return c, nil
+			}
+		}
 		return c, fmt.Errorf("nobody answers at %s; start iserd-io", p.path)
 	}
 	p.set(api.DataPlaneStarting, planeConn{}, "being started")
-	exited, err := p.s.opt.Launch()
+	var exited <-chan error
+	if next != nil {
+		exited, err = next.Exited, next.Serve()
+	} else {
+		exited, err = p.s.opt.Launch()
+	}
 	if err != nil {
 		return c, fmt.Errorf("start data plane: %w", err)
 	}
 	lctx, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
 	var gone error
-	err = waitQuiet(lctx, 20*time.Millisecond, func() bool {
+	err = waitQuiet(lctx, lookEvery, func() bool {
 		if c, err = p.dial(lctx); err == nil {
 			return true
 		}

@@ -36,6 +36,7 @@ type Blocks interface {
 	RegisterBuffer(ctx context.Context, id int, file *os.File, off, n int64) (index int, err error)
 	UnregisterBuffer(ctx context.Context, id, index int) error
 	UpdateSize(ctx context.Context, id int, size ublk.Sector) error
+	Quiesce(ctx context.Context, id int, timeout time.Duration) error
 	Info(ctx context.Context, id int) (ublk.DeviceInfo, error)
 	Close() error
 }
@@ -76,6 +77,8 @@ type Options struct {
 
 	Discoverer Discoverer
 	Launch     Launcher // nil: somebody else starts the data plane
+	// Prepare starts a data plane that gets ready while another one serves. nil: none can.
+	Prepare    func(ctx context.Context) (*Successor, error)
 	OpenBlocks func() (Blocks, error)
 	Devices    func() ([]int, error)                     // numbers of the ublk devices that exist
 	Holders    func(ids []int) (map[int][]string, error) // who uses /dev/ublkbN; nobody uses one that is not in the map
@@ -106,14 +109,15 @@ type Service struct {
 	blocksMu sync.Mutex
 	blocks   Blocks // nil until it could be opened
 
-	mu       sync.Mutex
-	sessions map[string]*session // by group
-	watchers map[chan struct{}]struct{}
-	bus      string
-	stopping bool
-	mem      memory
-	known    ublk.Features // what the driver said last
-	aborted  map[unitKey]bool
+	mu        sync.Mutex
+	sessions  map[string]*session // by group
+	watchers  map[chan struct{}]struct{}
+	bus       string
+	stopping  bool
+	upgrading bool
+	mem       memory
+	known     ublk.Features // what the driver said last
+	aborted   map[unitKey]bool
 }
 
 // session is a session group. Guarded by Service.mu; the values in it are replaced, never changed.
@@ -194,6 +198,7 @@ func (s *Service) Run(ctx context.Context, ready func()) {
 	})
 	s.endLife()
 	s.jobs.Wait()
+	s.plane.dropNext()
 	s.closeFiles()
 }
 

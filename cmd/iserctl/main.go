@@ -144,6 +144,7 @@ func (a *app) command() *cobra.Command {
 		group("discovery", "How portals are asked for their targets", a.discoveryShowCommand(), a.discoverySetCommand(), a.discoveryUnsetCommand(),
 			a.discoverySecretCommand(), a.discoveryDeleteCommand()),
 		group("session", "Sessions with targets", a.sessionListCommand(), a.sessionShowCommand()),
+		group("daemon", "The daemon itself", a.upgradeCommand()),
 		group("device", "Block devices", a.deviceListCommand(), a.deviceShowCommand(), a.deviceStatsCommand(), a.deviceAbortCommand()),
 		group("buffer", "Memory that programs share with the daemon: O_DIRECT I/O from it needs no copy", a.bufferListCommand(), a.bufferAddCommand(),
 			a.bufferRemoveCommand(), a.bufferAdoptCommand(), a.bufferArenaCommand()),

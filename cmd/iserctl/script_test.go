@@ -57,6 +57,7 @@ const example = "iqn.2003-01.org.example:"
 
 func setup(env *testscript.Env) error {
 	l := daemontest.NewLab(env.WorkDir)
+	l.Plane.Prompt = true
 	// The words that tests compare must not be random.
 	for path, text := range map[string]string{
 		"state/isid.json":   `{"schema":1,"randoms":["0a0b0c"],"groups":{},"next":0}`,
@@ -198,6 +199,21 @@ func labCommand(ts *testscript.TestScript, neg bool, args []string) {
 	case "no-driver":
 		s.lab.NoBlocks = fmt.Errorf("open /dev/ublk-control: %w: load the module with `modprobe ublk_drv`", ublk.ErrNotSupported)
 		s.restart(ts)
+	case "install": // BUILD: the program of the next data plane; "unready" and "broken" are ones that do not start
+		s.lab.Plane.Unready(nil)
+		s.lab.Plane.Broken(nil)
+		switch args[1] {
+		case "unready":
+			s.lab.Plane.Unready(errors.New("exit status 1"))
+		case "broken":
+			s.lab.Plane.Broken(errors.New("exit status 1"))
+		default:
+			s.lab.Plane.Install(args[1])
+		}
+	case "hang":
+		id, err := strconv.Atoi(args[1])
+		ts.Check(err)
+		s.lab.Blocks.Hang(id)
 	case "restart":
 		s.restart(ts)
 	case "stop":

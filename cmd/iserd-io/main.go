@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -16,13 +17,14 @@ import (
 
 	"iserd.org/iserd/dataplane"
 	"iserd.org/iserd/internal/ipc"
+	"iserd.org/iserd/internal/standby"
 	"iserd.org/iserd/internal/version"
 )
 
 func main() {
 	var runDir, level string
 	var config dataplane.Config
-	var pool int
+	var pool, wait int
 	cmd := &cobra.Command{
 		Use:           "iserd-io",
 		Short:         "Data plane of iserd: sessions and block devices",
@@ -32,7 +34,7 @@ func main() {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(*cobra.Command, []string) error {
-			return run(runDir, level, pool, config)
+			return run(runDir, level, pool, wait, config)
 		},
 	}
 	cmd.Flags().StringVar(&runDir, "run-dir", "/run/iserd", "directory of the control socket")
@@ -40,13 +42,15 @@ func main() {
 	cmd.Flags().IntVar(&config.Reactors, "reactors", 0, "data-path threads; 0 means one per CPU")
 	cmd.Flags().IntVar(&pool, "pool", dataplane.DefaultPoolSize>>20, "I/O buffers that each reactor may come to hold, MiB")
 	cmd.Flags().DurationVar(&config.ACKTimeout, "ack-timeout", 0, "when an RDMA adapter sends again what is not acknowledged; 0 leaves it to the kind of adapter")
+	cmd.Flags().IntVar(&wait, "standby", 0, "get ready, and serve when told to through this descriptor; 0 serves at once")
+	_ = cmd.Flags().MarkHidden("standby") // between iserd and this program
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "iserd-io: "+err.Error())
 		os.Exit(1)
 	}
 }
 
-func run(runDir, level string, pool int, config dataplane.Config) error {
+func run(runDir, level string, pool, wait int, config dataplane.Config) error {
 	log := logrus.New()
 	parsed, err := logrus.ParseLevel(level)
 	if err != nil {
@@ -68,6 +72,16 @@ func run(runDir, level string, pool int, config dataplane.Config) error {
 	plane, err := dataplane.New(config)
 	if err != nil {
 		return err
+	}
+	if wait > 0 {
+		if err := await(ctx, plane, wait); err != nil {
+			plane.Close()
+			if errors.Is(err, standby.ErrDropped) {
+				log.Info("this data plane is not needed")
+				return nil
+			}
+			return err
+		}
 	}
 	server, err := ipc.Serve(context.Background(), filepath.Join(runDir, "io.sock"), plane)
 	if err != nil {
@@ -98,6 +112,15 @@ func run(runDir, level string, pool int, config dataplane.Config) error {
 	plane.Close()
 	log.Info("data plane has ended")
 	return nil
+}
+
+// await says what this data plane is, through a descriptor, and returns when it is its turn to serve.
+func await(ctx context.Context, plane *dataplane.Plane, fd int) error {
+	hello, err := plane.Handle(ctx, ipc.MethodHello, []byte("{}"))
+	if err != nil {
+		return err
+	}
+	return standby.Await(ctx, fd, hello)
 }
 
 // protect keeps the process able to write while the system is short of memory: its pages stay resident, and allocations of its threads do

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,9 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"iserd.org/iserd/daemon"
 	"iserd.org/iserd/daemon/config"
+	"iserd.org/iserd/internal/standby"
 )
 
 const dataPlaneName = "iserd-io"
@@ -23,36 +26,91 @@ func launcher(c config.Config, runDir string) daemon.Launcher {
 		return nil
 	}
 	return func() (<-chan error, error) {
-		path, err := findDataPlane(c.DataPlane)
+		cmd, err := dataPlane(c, runDir)
 		if err != nil {
 			return nil, err
 		}
-		cmd := exec.Command(path, "--run-dir", runDir, "--log-level", c.LogLevel,
-			"--reactors", strconv.Itoa(c.Reactors), "--pool", strconv.Itoa(c.BufferPool),
-			"--ack-timeout", c.ACKTimeout.String())
-		cmd.Dir = "/"
-		cmd.Stderr = os.Stderr
-		cmd.Stdout = os.Stderr
-		// What the service manager told us is not meant for it.
-		cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
-			name, _, _ := strings.Cut(v, "=")
-			return name == "NOTIFY_SOCKET" || name == "WATCHDOG_PID" || name == "WATCHDOG_USEC" || strings.HasPrefix(name, "LISTEN_")
-		})
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		if err := cmd.Start(); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		exited := make(chan error, 1)
-		go func() { // collects the process, too
-			err := cmd.Wait()
-			if err == nil {
-				err = fmt.Errorf("%s ended with status 0", path)
-			}
-			exited <- err
-		}()
-		return exited, nil
+		return start(cmd)
 	}
 }
+
+// dataPlane makes the command that starts the data plane.
+func dataPlane(c config.Config, runDir string) (*exec.Cmd, error) {
+	path, err := findDataPlane(c.DataPlane)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(path, "--run-dir", runDir, "--log-level", c.LogLevel,
+		"--reactors", strconv.Itoa(c.Reactors), "--pool", strconv.Itoa(c.BufferPool),
+		"--ack-timeout", c.ACKTimeout.String())
+	cmd.Dir = "/"
+	cmd.Stderr = os.Stderr
+	cmd.Stdout = os.Stderr
+	// What the service manager told us is not meant for it.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return name == "NOTIFY_SOCKET" || name == "WATCHDOG_PID" || name == "WATCHDOG_USEC" || strings.HasPrefix(name, "LISTEN_")
+	})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd, nil
+}
+
+// start starts the data plane. exited yields why it has ended.
+func start(cmd *exec.Cmd) (exited <-chan error, err error) {
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%s: %w", cmd.Path, err)
+	}
+	ended := make(chan error, 1)
+	go func() { // collects the process, too
+		err := cmd.Wait()
+		if err == nil {
+			err = fmt.Errorf("%s ended with status 0", cmd.Path)
+		}
+		ended <- err
+	}()
+	return ended, nil
+}
+
+// preparer starts a data plane that gets ready and waits until it is told to serve (internal/standby). It returns nil when somebody else starts it.
+func preparer(c config.Config, runDir string) func(context.Context) (*daemon.Successor, error) {
+	if c.DataPlane == "none" {
+		return nil
+	}
+	return func(ctx context.Context) (*daemon.Successor, error) {
+		cmd, err := dataPlane(c, runDir)
+		if err != nil {
+			return nil, err
+		}
+		ours, theirs, err := standby.Pair()
+		if err != nil {
+			return nil, err
+		}
+		cmd.ExtraFiles = []*os.File{theirs}
+		cmd.Args = append(cmd.Args, "--standby", "3")
+		exited, err := start(cmd)
+		_ = theirs.Close()
+		if err != nil {
+			_ = ours.Close()
+			return nil, err
+		}
+		hello, err := ours.Hello(ctx)
+		if err != nil {
+			_ = ours.Close() // it ends by that
+			select {
+			case why := <-exited:
+				err = fmt.Errorf("%s: %w; what it said is in the log of iserd", cmd.Path, why)
+			case <-time.After(endTimeout):
+				_ = cmd.Process.Kill()
+				err = fmt.Errorf("%s: %w", cmd.Path, err)
+			}
+			return nil, err
+		}
+		return &daemon.Successor{Hello: hello, Serve: ours.Serve, Drop: func() { _ = ours.Close() }, Exited: exited}, nil
+	}
+}
+
+// endTimeout is how long a data plane may take to end that nobody wants.
+const endTimeout = 2 * time.Second
 
 // findDataPlane looks at the configured path, beside this program, and in PATH.
 func findDataPlane(configured string) (string, error) {

@@ -108,6 +108,7 @@ func run(f flags) error {
 		Config: conf, RunDir: f.runDir, StateDir: f.stateDir, Version: version.String(), Log: logrus.NewEntry(log),
 		Discoverer: discoverer{},
 		Launch:     launcher(conf, f.runDir),
+		Prepare:    preparer(conf, f.runDir),
 		OpenBlocks: func() (daemon.Blocks, error) { return ublk.OpenControl() },
 		Devices:    ublk.List,
 		Holders:    holders,

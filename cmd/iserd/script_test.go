@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,7 +19,9 @@ import (
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/client"
 	"iserd.org/iserd/daemon/daemontest"
+	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/require"
+	"iserd.org/iserd/internal/standby"
 )
 
 func TestMain(m *testing.M) {
@@ -46,12 +49,24 @@ func fakeDataPlane() {
 	flag.Int("reactors", 0, "")
 	flag.Int("pool", 0, "")
 	flag.Duration("ack-timeout", 0, "")
+	wait := flag.Int("standby", 0, "")
 	flag.Parse()
 	if os.Getenv("BROKEN_DATA_PLANE") != "" {
 		fmt.Fprintln(os.Stderr, "cannot start")
 		os.Exit(3)
 	}
 	p := daemontest.NewPlane()
+	if *wait != 0 {
+		hello, err := p.Handle(context.Background(), ipc.MethodHello, []byte("{}"))
+		if _, brokenErr := os.Stat(filepath.Join(*dir, "unready")); err != nil || brokenErr == nil {
+			fmt.Fprintln(os.Stderr, "cannot get ready", err)
+			os.Exit(4)
+		}
+		if err := standby.Await(context.Background(), *wait, hello); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	if err := p.Serve(*dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -71,7 +86,7 @@ func TestScripts(t *testing.T) {
 	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata", RequireExplicitExec: true, RequireUniqueNames: true,
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "status": status, "alive": alive, "killplane": killPlane},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "status": status, "alive": alive, "killplane": killPlane, "upgrade": upgrade},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("R", "--run-dir="+env.WorkDir+"/run")
 			env.Setenv("S", "--state-dir="+env.WorkDir+"/state")
@@ -150,6 +165,21 @@ func alive(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("process %d: there is %v", pid, there)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// upgrade has the daemon replace its data plane; "! upgrade" wants a failure whose text has the words.
+func upgrade(ts *testscript.TestScript, neg bool, args []string) {
+	c := client.New(ts.MkAbs("run/control.sock"))
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	r, err := c.Upgrade(ctx, api.UpgradeRequest{})
+	switch {
+	case neg && (err == nil || !strings.Contains(err.Error(), args[0])):
+		ts.Fatalf("upgrade: %+v, %v; want %q", r, err, args[0])
+	case !neg:
+		ts.Check(err)
 	}
 }
 

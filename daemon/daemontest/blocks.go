@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +30,8 @@ type Blocks struct {
 	stall   map[int]bool                 // devices whose REG_BUF and UNREG_BUF do not come through
 	queue   map[int]map[string]string    // attributes
 	hangs   map[int]bool                 // devices with requests that the target does not answer
+	quiet   map[int]bool                 // devices that are quiesced, and whose server is still there
+	cut     []int                        // devices whose server ended before it had answered everything
 }
 
 // registration is memory that a device knows.
@@ -41,8 +44,15 @@ type registration struct {
 func NewBlocks(p *Plane) *Blocks {
 	return &Blocks{plane: p, devs: make(map[int]*ublk.DeviceInfo), params: make(map[int]ublk.Params), holders: make(map[int][]string), fail: make(map[string]error),
 		set: 0xfffff, regs: make(map[int]map[int]registration), stall: make(map[int]bool), queue: make(map[int]map[string]string),
-		hangs: make(map[int]bool),
+		hangs: make(map[int]bool), quiet: make(map[int]bool),
 	}
+}
+
+// NoQuiesce makes the driver one of a kernel before 6.16.
+func (b *Blocks) NoQuiesce() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.set &^= ublk.FeatureSharedMemory | ublk.FeatureQuiesce
 }
 
 // Old makes the driver one of a kernel before 7.1.
@@ -99,6 +109,9 @@ func (b *Blocks) memoryCommand(ctx context.Context, command string, id int) erro
 	}
 	if !d.Features.Has(ublk.FeatureSharedMemory) {
 		return fmt.Errorf("ublk device %d: %s: %w", id, command, ublk.ErrNotSupported)
+	}
+	if b.quiet[id] {
+		b.faults = append(b.faults, fmt.Sprintf("%s of device %d, which is quiesced", command, id))
 	}
 	if d.State == ublk.StateLive {
 		b.plane.mu.Lock()
@@ -206,13 +219,28 @@ func (b *Blocks) Params(id int) ublk.Params {
 func (b *Blocks) ServerDied() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, d := range b.devs {
+	for id, d := range b.devs {
+		b.plane.mu.Lock()
+		answered := b.quiet[id] && b.plane.draining[id] == 0 && !b.hangs[id]
+		b.plane.mu.Unlock()
+		if d.State == ublk.StateLive && !answered {
+			b.cut = append(b.cut, id)
+		}
+		delete(b.quiet, id)
 		if (d.State == ublk.StateLive || d.State == ublk.StateQuiesced) && d.Features.Has(ublk.FeatureRecovery|ublk.FeatureRecoveryReissue) {
 			d.State, d.PID = ublk.StateQuiesced, -1
 			continue
 		}
 		d.State, d.PID = ublk.StateDead, -1
 	}
+}
+
+// Cut lists the devices whose server ended before it had answered everything, in order.
+func (b *Blocks) Cut() []int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	slices.Sort(b.cut)
+	return slices.Clone(b.cut)
 }
 
 // Left lists the devices that exist.
@@ -367,7 +395,33 @@ func (b *Blocks) EndRecovery(ctx context.Context, id, pid int) error {
 	return nil
 }
 
+// Quiesce takes the idle tags from a live device's server, which answers what it has a little later, unless the target hangs.
+func (b *Blocks) Quiesce(ctx context.Context, id int, timeout time.Duration) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d, err := b.begin(ctx, "quiesce", id)
+	switch {
+	case err != nil:
+		return err
+	case !b.set.Has(ublk.FeatureQuiesce):
+		return &ublk.CtrlError{Dev: id, Command: "QUIESCE_DEV", Err: ublk.ErrNotSupported, Feature: ublk.FeatureQuiesce}
+	case d.State != ublk.StateLive || timeout == 0:
+		b.faults = append(b.faults, fmt.Sprintf("quiesce of device %d, which is %v, within %v", id, d.State, timeout))
+		return unix.EBUSY
+	}
+	b.quiet[id] = true
+	b.plane.mu.Lock()
+	defer b.plane.mu.Unlock()
+	if x := b.plane.devices[id]; x != nil && !b.hangs[id] {
+		b.plane.draining[id] = 3
+	}
+	return nil
+}
+
 func (b *Blocks) stopLocked(id int) {
+	if b.quiet[id] {
+		b.faults = append(b.faults, fmt.Sprintf("stop of device %d, which is quiesced: its users lose it", id))
+	}
 	b.devs[id].State = ublk.StateDead
 	b.plane.mu.Lock()
 	defer b.plane.mu.Unlock()

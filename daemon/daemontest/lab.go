@@ -35,6 +35,10 @@ type Lab struct {
 	NoBlocks error
 	// OpenBlocks replaces the driver, if not nil.
 	OpenBlocks func() (daemon.Blocks, error)
+	// External leaves starting the data plane to the test, as a service manager does.
+	External bool
+	// KillFails is what ending the data plane fails with, if not nil.
+	KillFails error
 
 	mu        sync.Mutex
 	running   *Daemon
@@ -93,10 +97,14 @@ func (l *Lab) Start() (*Daemon, error) {
 	if err := os.MkdirAll(l.RunDir(), 0o755); err != nil {
 		return nil, err
 	}
+	launch, prepare := daemon.Launcher(l.Plane.Launch(l.RunDir())), l.Plane.Prepare(l.RunDir())
+	if l.External {
+		launch, prepare = nil, nil
+	}
 	s, err := daemon.New(daemon.Options{
 		Config: l.Config, RunDir: l.RunDir(), StateDir: filepath.Join(l.Dir, "state"), EtcName: filepath.Join(l.Dir, "etc", "initiatorname"), Version: "test",
 		FirmwareDir: filepath.Join(l.Dir, "ibft"),
-		Log:         logrus.NewEntry(log), Discoverer: l, Launch: l.Plane.Launch(l.RunDir()),
+		Log:         logrus.NewEntry(log), Discoverer: l, Launch: launch, Prepare: prepare,
 		OpenBlocks: func() (daemon.Blocks, error) {
 			if l.NoBlocks != nil {
 				return nil, l.NoBlocks
@@ -108,6 +116,9 @@ func (l *Lab) Start() (*Daemon, error) {
 		},
 		Devices: func() ([]int, error) { return l.Blocks.Left(), nil },
 		Kill: func(int) error {
+			if l.KillFails != nil {
+				return l.KillFails
+			}
 			l.Plane.Kill()
 			l.Blocks.ServerDied()
 			return nil

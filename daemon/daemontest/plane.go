@@ -1,6 +1,7 @@
 package daemontest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"iserd.org/iserd/daemon"
 	"iserd.org/iserd/internal/ipc"
 )
 
@@ -42,6 +44,9 @@ type Plane struct {
 	Reactors int
 	RDMA     []string
 	Old      bool // knows nothing of settings
+	Prompt   bool // sessions that are restored are up at once
+
+	killing sync.Mutex // while a process ends: the next one waits for its end
 
 	mu       sync.Mutex
 	server   *ipc.Server
@@ -63,8 +68,13 @@ type Plane struct {
 	served   map[int]ipc.Unit // by ublk id
 	rescans  int
 	broken   error        // it cannot be launched
+	unready  error        // it cannot get ready while another life serves
+	build    string       // of the next life
+	runs     string       // of this one
+	waiting  int          // successors that were neither dropped nor told to serve
 	mute     bool         // answers nothing
 	aborted  map[int]bool // devices whose requests fail
+	draining map[int]int  // quiesced devices, with the questions for the state that are answered before their last request is
 
 	commands commands
 }
@@ -80,7 +90,7 @@ func NewPlane() *Plane {
 	return &Plane{
 		Reactors: 2, RDMA: []string{"rxe0"}, targets: make(map[string]*Target), groups: make(map[string]*ipc.Group), devices: make(map[int]*ipc.Device),
 		stopped: make(map[int]bool), isids: make(map[string][6]byte), fail: make(map[string]*failing), buffers: make(map[uint32]*planeBuffer),
-		served: make(map[int]ipc.Unit),
+		served: make(map[int]ipc.Unit), build: "test", draining: make(map[int]int),
 	}
 }
 
@@ -151,13 +161,16 @@ func (p *Plane) AddTarget(name string, t *Target) {
 // Launch starts serving in dir, as a new process would: nothing of an earlier life is left. It fits daemon.Launcher.
 func (p *Plane) Launch(dir string) func() (<-chan error, error) {
 	return func() (<-chan error, error) {
+		p.killing.Lock()
+		defer p.killing.Unlock()
 		p.mu.Lock()
 		if p.broken != nil {
 			defer p.mu.Unlock()
 			return nil, p.broken
 		}
 		p.groups, p.devices = make(map[string]*ipc.Group), make(map[int]*ipc.Device)
-		p.mute, p.aborted = false, nil
+		clear(p.draining)
+		p.mute, p.aborted, p.runs = false, nil, p.build
 		p.dropBuffersLocked()
 		p.starts++
 		p.mu.Unlock()
@@ -179,6 +192,8 @@ func (p *Plane) Serve(dir string) error {
 
 // Kill ends it as SIGKILL would.
 func (p *Plane) Kill() {
+	p.killing.Lock()
+	defer p.killing.Unlock()
 	p.mu.Lock()
 	s := p.server
 	p.server = nil
@@ -196,6 +211,63 @@ func (p *Plane) Broken(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.broken = err
+}
+
+// Unready makes every attempt fail to get ready while another life serves.
+func (p *Plane) Unready(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unready = err
+}
+
+// Install changes the program that the next life is.
+func (p *Plane) Install(build string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.build = build
+}
+
+// Prepare makes a successor that serves in dir. It fits daemon.Options.
+func (p *Plane) Prepare(dir string) func(context.Context) (*daemon.Successor, error) {
+	return func(context.Context) (*daemon.Successor, error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.unready != nil {
+			return nil, p.unready
+		}
+		p.waiting++
+		once := func(f func() error) func() error {
+			return sync.OnceValue(func() error {
+				p.mu.Lock()
+				p.waiting--
+				p.mu.Unlock()
+				return f()
+			})
+		}
+		exited := make(chan error)
+		return &daemon.Successor{
+			Hello: ipc.HelloReply{Version: ipc.Version, Build: p.build, PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: true},
+			Serve: once(func() error {
+				_, err := p.Launch(dir)()
+				return err
+			}),
+			Drop:   func() { _ = once(func() error { return nil })() },
+			Exited: exited,
+		}, nil
+	}
+}
+
+// Waiting counts the successors that were neither dropped nor told to serve.
+func (p *Plane) Waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.waiting
+}
+
+func (p *Plane) running() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return cmp.Or(p.runs, p.build)
 }
 
 // Mute makes it answer nothing any more, as SIGSTOP would.
@@ -343,7 +415,7 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 	case ipc.MethodScsi, ipc.MethodReserve:
 		return p.command(method, body)
 	case ipc.MethodHello:
-		return ipc.HelloReply{Version: ipc.Version, Build: "test", PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: !p.Old}, nil
+		return ipc.HelloReply{Version: ipc.Version, Build: p.running(), PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: !p.Old}, nil
 	case ipc.MethodLogin:
 		var r ipc.LoginRequest
 		if err := json.Unmarshal(body, &r); err != nil {
@@ -451,6 +523,16 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 		for _, k := range slices.Sorted(maps.Keys(p.devices)) {
 			d := *p.devices[k]
 			d.Queues = slices.Clone(d.Queues)
+			if n, quiet := p.draining[k]; quiet {
+				if n > 0 {
+					p.draining[k]--
+				} else {
+					p.devices[k].State, d.State = ipc.DeviceGone, ipc.DeviceGone
+				}
+				for i := range d.Queues {
+					d.Queues[i].InFlight = min(d.Queues[i].InFlight, n)
+				}
+			}
 			st.Devices = append(st.Devices, d)
 		}
 		st.Buffers = p.buffersLocked()
@@ -481,6 +563,9 @@ func (p *Plane) restore(r ipc.RestoreRequest) (any, error) {
 	g := &ipc.Group{
 		ID: r.Group, Target: r.Target, Portal: r.Portal, TPGT: r.TPGT, Transport: r.Transport, TransportReason: "restored", State: ipc.GroupRecovering,
 		InitiatorName: r.InitiatorName, Units: r.Units, Settings: r.Settings, Others: r.Others,
+	}
+	if p.Prompt {
+		g.State = ipc.GroupUp
 	}
 	p.restored = append(p.restored, r)
 	p.groups[r.Group] = g
