@@ -20,6 +20,7 @@ const (
 	actionModify   = "org.iserd.iser1.modify"
 	actionRegister = "org.iserd.iser1.register-buffer"
 	actionAdopt    = "org.iserd.iser1.adopt-process"
+	actionUpgrade  = "org.iserd.iser1.upgrade-data-plane"
 )
 
 const (

@@ -719,7 +719,7 @@ func TestPolicy(t *testing.T) {
 	for _, a := range p.Actions {
 		got = append(got, a.ID)
 	}
-	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt, actionScsi, actionReserve}, got); d != "" {
+	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt, actionUpgrade, actionScsi, actionReserve}, got); d != "" {
 		t.Error(d)
 	}
 }
