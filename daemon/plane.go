@@ -69,7 +69,8 @@ type plane struct {
 	why     string        // why it is not up
 	changed chan struct{} // closed and replaced at each change of the fields above
 
-	failures int           // attempts to get one since one was up
+	failures int           // attempts to get one that were begun, and have failed, since somebody asked for one
+	asked    time.Time     // when that was
 	ending   int           // pid of one that is being replaced, and must not be talked to again; 0 for none
 	next     *Successor    // serves when that one is gone; nil starts another one
 	soon     time.Time     // until when the next one is waited for, and looked for all the time
@@ -83,11 +84,8 @@ func newPlane(s *Service) *plane {
 func (p *plane) set(st string, c planeConn, why string) {
 	p.mu.Lock()
 	p.st, p.conn, p.why = st, c, why
-	switch st {
-	case api.DataPlaneUp:
+	if st == api.DataPlaneUp {
 		p.failures, p.soon = 0, time.Time{}
-	case api.DataPlaneDown:
-		p.failures++
 	}
 	close(p.changed)
 	p.changed = make(chan struct{})
@@ -165,10 +163,11 @@ func (p *plane) run(ctx context.Context, ready func()) {
 	pause := minPause
 	var last int // pid of the data plane before
 	for ctx.Err() == nil {
+		begun := time.Now()
 		c, err := p.connect(ctx, last)
 		if err != nil {
 			if ctx.Err() == nil {
-				p.missing(err)
+				p.missing(err, begun)
 				say()
 			}
 			if !p.rest(ctx, pause) {
@@ -188,7 +187,7 @@ func (p *plane) run(ctx context.Context, ready func()) {
 		if err := p.s.adopt(ctx, c); err != nil {
 			p.s.log.WithError(err).Error("the data plane's state cannot be read")
 			_ = c.client.Close()
-			p.set(api.DataPlaneDown, planeConn{}, oneLine(err))
+			p.down(err, begun)
 			if !p.rest(ctx, pause) {
 				break
 			}
@@ -230,7 +229,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // missing notes that there is no data plane. One that somebody else starts is waited for while it is being replaced.
-func (p *plane) missing(err error) {
+func (p *plane) missing(err error, begun time.Time) {
 	p.mu.Lock()
 	waiting := p.s.opt.Launch == nil && time.Now().Before(p.soon)
 	p.mu.Unlock()
@@ -239,6 +238,16 @@ func (p *plane) missing(err error) {
 		return
 	}
 	p.s.log.WithError(err).Error("no data plane")
+	p.down(err, begun)
+}
+
+// down notes that an attempt has failed.
+func (p *plane) down(err error, begun time.Time) {
+	p.mu.Lock()
+	if begun.After(p.asked) {
+		p.failures++
+	}
+	p.mu.Unlock()
 	p.set(api.DataPlaneDown, planeConn{}, oneLine(err))
 }
 

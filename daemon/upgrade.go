@@ -35,7 +35,7 @@ import (
 
 const (
 	quiesceTimeout = 500 * time.Millisecond // for each queue to have an idle tag
-	drainTimeout   = time.Second            // for requests under way to be answered
+	drainTimeout   = 3 * time.Second        // for requests under way to be answered
 	drainPoll      = 2 * time.Millisecond
 	handOverLimit  = 60 * time.Second // for sessions and devices to come back
 )
@@ -180,8 +180,11 @@ func (s *Service) handOver(ctx context.Context, pc planeConn) ([]*handed, error)
 	// From here on it comes to its end, whoever ends: each step has its time.
 	ctx = context.WithoutCancel(ctx)
 	s.plane.hold()
+	begin := time.Now()
 	s.quiesce(ctx, list)
+	quiesced := time.Now()
 	s.drain(ctx, pc, list)
+	drained := time.Now()
 	s.plane.replace(pid, next)
 	if err := s.opt.Kill(pid); err != nil {
 		s.plane.keep(pc)
@@ -194,6 +197,8 @@ func (s *Service) handOver(ctx context.Context, pc planeConn) ([]*handed, error)
 		return nil, api.Errorf(api.ErrInternal, "the devices wait: the data plane, process %d, was killed and is still there; "+
 			"they are taken over when it is gone", pid)
 	}
+	s.log.WithField("pid", pid).Infof("ended the data plane: new requests held back after %v, the others answered after %v, gone after %v",
+		quiesced.Sub(begin).Round(time.Millisecond), drained.Sub(begin).Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
 	return list, nil
 }
 
@@ -506,7 +511,7 @@ func (p *plane) replace(pid int, next *Successor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ending, p.next = pid, next
-	p.soon, p.failures = time.Now().Add(launchTimeout), 0
+	p.expectLocked()
 }
 
 // keep is the way back from hold and replace.
@@ -530,11 +535,17 @@ func (p *plane) dropNext() {
 func (p *plane) expect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.soon, p.failures = time.Now().Add(launchTimeout), 0
+	p.expectLocked()
 	select {
 	case p.hurry <- struct{}{}:
 	default:
 	}
+}
+
+// expectLocked has the outcome of what is tried from now on count. Preconditions: p.mu is held.
+func (p *plane) expectLocked() {
+	p.asked, p.failures = time.Now(), 0
+	p.soon = p.asked.Add(launchTimeout)
 }
 
 // outcome tells how the attempts to get the next data plane have gone: it is starting, up, or down for the reason.

@@ -175,7 +175,7 @@ func TestUpgradeReissues(t *testing.T) {
 		how       []string
 		set       func(l *lab, d *daemontest.Daemon)
 	}{
-		{"hanging", "requests were not answered within 1s", []string{api.HandOverReissued, api.HandOverQuiesced}, func(l *lab, _ *daemontest.Daemon) { l.Blocks.Hang(0) }},
+		{"hanging", "requests were not answered within 3s", []string{api.HandOverReissued, api.HandOverQuiesced}, func(l *lab, _ *daemontest.Daemon) { l.Blocks.Hang(0) }},
 		{"refused", "QUIESCE_DEV: broken", []string{api.HandOverReissued, api.HandOverQuiesced}, func(l *lab, _ *daemontest.Daemon) {
 			l.Blocks.Fail("quiesce 0", errors.New("QUIESCE_DEV: broken"))
 		}},
