@@ -77,8 +77,8 @@ type Options struct {
 
 	Discoverer Discoverer
 	Launch     Launcher // nil: somebody else starts the data plane
-	// Prepare starts a data plane that gets ready while another one serves. nil: none can.
-	Prepare    func(ctx context.Context) (*Successor, error)
+	// Prepare starts a data plane that gets ready while process pid serves. It returns nil if somebody else starts it, and it looks as if it could.
+	Prepare    func(ctx context.Context, pid int) (*Successor, error)
 	OpenBlocks func() (Blocks, error)
 	Devices    func() ([]int, error)                     // numbers of the ublk devices that exist
 	Holders    func(ids []int) (map[int][]string, error) // who uses /dev/ublkbN; nobody uses one that is not in the map

@@ -127,17 +127,17 @@ func (s *Service) bringBack(ctx context.Context) (api.UpgradeReply, error) {
 	return s.await(ctx, api.DataPlane{}, list)
 }
 
-// prepare has the next data plane get ready, if that can be done while the old one serves. The successor is nil if it cannot.
+// prepare has the next data plane get ready while the old one serves. The successor is nil if somebody else starts it.
 func (s *Service) prepare(ctx context.Context, pc planeConn) (*Successor, error) {
 	if s.opt.Prepare == nil {
 		return nil, nil
 	}
 	pctx, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
-	next, err := s.opt.Prepare(pctx)
-	if err == nil && next.Hello.Reactors < pc.hello.Reactors {
+	next, err := s.opt.Prepare(pctx, pc.hello.PID)
+	if err == nil && next != nil && next.Hello.Reactors < pc.hello.Reactors {
 		next.Drop()
-		err = fmt.Errorf("it has %d threads, the devices have %d queues", next.Hello.Reactors, pc.hello.Reactors)
+		next, err = nil, fmt.Errorf("it has %d threads, the devices have %d queues", next.Hello.Reactors, pc.hello.Reactors)
 	}
 	if err != nil {
 		return nil, api.Errorf(api.ErrAgain, "the new data plane does not start: %w; process %d goes on serving, nothing was changed", err, pc.hello.PID)

@@ -71,12 +71,13 @@ func start(cmd *exec.Cmd) (exited <-chan error, err error) {
 	return ended, nil
 }
 
-// preparer starts a data plane that gets ready and waits until it is told to serve (internal/standby). It returns nil when somebody else starts it.
-func preparer(c config.Config, runDir string) func(context.Context) (*daemon.Successor, error) {
-	if c.DataPlane == "none" {
-		return nil
-	}
-	return func(ctx context.Context) (*daemon.Successor, error) {
+// preparer starts a data plane that gets ready and waits until it is told to serve (internal/standby). Of one that somebody else starts it only sees whether
+// it can be executed.
+func preparer(c config.Config, runDir string) func(context.Context, int) (*daemon.Successor, error) {
+	return func(ctx context.Context, pid int) (*daemon.Successor, error) {
+		if c.DataPlane == "none" {
+			return nil, tryInstalled(ctx, pid)
+		}
 		cmd, err := dataPlane(c, runDir)
 		if err != nil {
 			return nil, err
@@ -108,6 +109,24 @@ func preparer(c config.Config, runDir string) func(context.Context) (*daemon.Suc
 		return &daemon.Successor{Hello: hello, Serve: ours.Serve, Drop: func() { _ = ours.Close() }, Exited: exited}, nil
 	}
 }
+
+// tryInstalled executes the program that is installed now where that of process pid was.
+func tryInstalled(ctx context.Context, pid int) error {
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return err
+	}
+	path = strings.TrimSuffix(path, " (deleted)") // replaced since
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s --version: %w: %.200s", path, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// tryTimeout is how long a program may take to print its version.
+const tryTimeout = 10 * time.Second
 
 // endTimeout is how long a data plane may take to end that nobody wants.
 const endTimeout = 2 * time.Second

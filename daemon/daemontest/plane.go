@@ -228,8 +228,8 @@ func (p *Plane) Install(build string) {
 }
 
 // Prepare makes a successor that serves in dir. It fits daemon.Options.
-func (p *Plane) Prepare(dir string) func(context.Context) (*daemon.Successor, error) {
-	return func(context.Context) (*daemon.Successor, error) {
+func (p *Plane) Prepare(dir string) func(context.Context, int) (*daemon.Successor, error) {
+	return func(context.Context, int) (*daemon.Successor, error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.unready != nil {
