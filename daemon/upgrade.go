@@ -95,9 +95,20 @@ func (s *Service) Upgrade(ctx context.Context, _ api.UpgradeRequest) (api.Upgrad
 	case o := <-done:
 		return o.reply, o.err
 	case <-ctx.Done():
+	}
+	select {
+	case o := <-done:
+		return o.reply, o.err
+	case <-s.life.Done(): // the daemon ends, and with it its callers' contexts: they hear how far it came
+		o := <-done
+		return o.reply, o.err
+	case <-time.After(endingPause):
 		return api.UpgradeReply{}, api.Wrap(ctx.Err(), api.ErrCancelled, "the upgrade goes on without you")
 	}
 }
+
+// endingPause is how long a caller that has left is taken for one whom the end of the daemon has cut off.
+const endingPause = 100 * time.Millisecond
 
 var errEnding = api.Errorf(api.ErrAgain, "the daemon is ending; the next one takes the devices over")
 
@@ -289,8 +300,8 @@ func (s *Service) quiesce(ctx context.Context, list []*handed) {
 	_ = work.Wait()
 }
 
-// drain waits until the data plane has answered what it has of the devices that are quiesced. It looks twice: an answer reaches the kernel with the end of
-// the reactor's turn.
+// drain waits until the data plane has answered what it has of the devices that are quiesced. It looks twice, because an answer reaches the kernel with the
+// end of the reactor's turn; once is enough if the kernel has every tag back.
 func (s *Service) drain(ctx context.Context, pc planeConn, list []*handed) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
@@ -303,11 +314,13 @@ func (s *Service) drain(ctx context.Context, pc planeConn, list []*handed) {
 			return true
 		}
 		clear(left)
+		gone := true
 		for _, x := range list {
 			for _, d := range st.Devices {
 				if x.how != api.HandOverQuiesced || d.UblkID != x.UblkID {
 					continue
 				}
+				gone = gone && d.State == ipc.DeviceGone
 				for _, q := range d.Queues {
 					if q.InFlight > 0 {
 						left[d.UblkID] += q.InFlight
@@ -318,7 +331,7 @@ func (s *Service) drain(ctx context.Context, pc planeConn, list []*handed) {
 		if quiet++; len(left) > 0 {
 			quiet = 0
 		}
-		return quiet == 2
+		return quiet == 2 || quiet == 1 && gone
 	})
 	for _, x := range list {
 		switch {

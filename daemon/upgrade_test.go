@@ -314,12 +314,15 @@ func TestUpgradeDaemonEnds(t *testing.T) {
 	d := l.start()
 	l.login(d)
 	upgraded, ended := make(chan error, 1), make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background()) // of a request that the end of the daemon cuts off
+	defer cancel()
 	go func() {
-		_, err := upgrade(d)
+		_, err := d.Upgrade(ctx, api.UpgradeRequest{})
 		upgraded <- err
 	}()
 	<-g.reached
 	go func() {
+		cancel()
 		d.Stop()
 		close(ended)
 	}()

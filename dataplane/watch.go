@@ -160,6 +160,11 @@ func (g *group) runWatch() {
 			ctx, cancel := context.WithTimeout(g.ctx, lookTimeout)
 			err := g.look(ctx)
 			cancel()
+			if errors.Is(err, errNoSession) {
+				// The session that comes back asks for a look, and requests wait for that one: it must find nobody asleep.
+				again = time.After(retryPause)
+				continue
+			}
 			switch {
 			case err != nil && g.ctx.Err() == nil:
 				g.logger().WithError(err).Warn("the logical units cannot be asked for; trying again")

@@ -160,6 +160,10 @@ func (h *harness) install(t *testing.T, p Package) error {
 		if err := h.guest.InstallPrograms(t.Context(), append([]string{"./examples/sharedmemory"}, testbed.Programs...)...); err != nil {
 			return err
 		}
+		// The program that an upgrade brings.
+		if err := h.guest.InstallVersion(t.Context(), "iserd-io.next", "./cmd/iserd-io", "next"); err != nil {
+			return err
+		}
 	}
 	return h.guest.Upload(t.Context(), guestDir(p), binary)
 }

@@ -35,6 +35,15 @@ func (g *Guest) InstallPrograms(ctx context.Context, packages ...string) error {
 	return g.Upload(ctx, Bin, programs...)
 }
 
+// InstallVersion compiles a main package as version, as a release is stamped, and puts it into the guest's [Bin] under a name of its own.
+func (g *Guest) InstallVersion(ctx context.Context, name, pkg, version string) error {
+	file := filepath.Join(g.dir, name)
+	if err := goTool(ctx, "build", "-ldflags", "-X iserd.org/iserd/internal/version.number="+version, "-o", file, pkg); err != nil {
+		return err
+	}
+	return g.Upload(ctx, Bin, file)
+}
+
 // BuildTest compiles the test binary of a package to a file. A package without tests gives no file and no error.
 func BuildTest(ctx context.Context, file, pkg string) error {
 	return goTool(ctx, "test", "-c", "-o", file, pkg)
