@@ -27,7 +27,7 @@
 //
 // # Shared memory
 //
-// takeover.go hands sessions and devices of a data plane that has ended to the next one.
+// takeover.go hands sessions and devices of a data plane that has ended to the next one; upgrade.go ends one in order for that.
 //
 // buffers.go is the registry of memory that programs share with the data plane, registration.go brings each device in step with it, arena.go lends slices of
 // the daemon's own, memory.go and process.go know about files and processes. docs/shared-memory.md is for those who use it. The order that
@@ -40,7 +40,7 @@
 // # Locks
 //
 // One lock for each target name serialises login, logout and clean-up of that target (keylock.go), so that 50 logins of one target make one
-// session and logins of different targets do not wait for each other. Service.mu guards the maps, is taken after a target's lock,
+// session and logins of different targets do not wait for each other; an upgrade of the data plane takes all of them at once. Service.mu guards the maps, is taken after a target's lock,
 // and is never held while something is awaited.
 //
 // # Traps
