@@ -198,7 +198,7 @@ func (s *Service) Run(ctx context.Context, ready func()) {
 	})
 	s.endLife()
 	s.jobs.Wait()
-	s.plane.dropNext()
+	s.plane.takeBack()
 	s.closeFiles()
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/internal/ipc"
@@ -197,11 +198,18 @@ func (s *Service) handOver(ctx context.Context, pc planeConn) ([]*handed, error)
 	s.drain(ctx, pc, list)
 	drained := time.Now()
 	s.plane.replace(pid, next)
-	if err := s.opt.Kill(pid); err != nil {
-		s.plane.keep(pc)
+	given = true
+	err = s.opt.Kill(pid)
+	if err != nil {
+		s.plane.takeBack()
+	}
+	switch {
+	case errors.Is(err, unix.ESRCH): // it has ended by itself, and another one may be on its way already
+		return list, nil
+	case err != nil:
+		s.plane.set(api.DataPlaneUp, pc, "")
 		return nil, api.Errorf(api.ErrInternal, "the devices wait, and the data plane, process %d, cannot be ended (%w): kill -9 it", pid, err)
 	}
-	given = true
 	select {
 	case <-pc.client.Done():
 	case <-time.After(deathTimeout):
@@ -503,7 +511,7 @@ func (s *Service) finishUpgrade(pc planeConn) bool {
 	log.Warn("the data plane was being replaced when it was last seen; it is ended now, and the next one takes over")
 	s.plane.replace(pid, nil)
 	if err := s.opt.Kill(pid); err != nil {
-		s.plane.replace(0, nil)
+		s.plane.takeBack()
 		log.WithError(err).Error("the data plane is to be replaced and cannot be ended: kill -9 it")
 	}
 	return true
@@ -527,17 +535,11 @@ func (p *plane) replace(pid int, next *Successor) {
 	p.expectLocked()
 }
 
-// keep is the way back from hold and replace.
-func (p *plane) keep(c planeConn) {
-	p.replace(0, nil)
-	p.set(api.DataPlaneUp, c, "")
-}
-
-// dropNext drops a successor that nobody will have serve any more.
-func (p *plane) dropNext() {
+// takeBack is the way back from replace. A successor that does not serve yet is dropped.
+func (p *plane) takeBack() {
 	p.mu.Lock()
 	next := p.next
-	p.next = nil
+	p.ending, p.next = 0, nil
 	p.mu.Unlock()
 	if next != nil {
 		next.Drop()

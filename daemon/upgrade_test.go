@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/daemon"
 	"iserd.org/iserd/daemon/daemontest"
@@ -425,6 +427,21 @@ func TestUpgradeCannotEnd(t *testing.T) {
 		t.Errorf("upgrade: %v", err)
 	}
 	l.KillFails = nil
+	r, err := upgrade(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handed(t, r, api.HandOverQuiesced, api.HandOverQuiesced)
+	l.live(d, 2, 2)
+}
+
+// A data plane that dies by itself in the middle is replaced as after any death.
+func TestUpgradeDiesMeanwhile(t *testing.T) {
+	l := newUpgradeLab(t)
+	d := l.start()
+	l.login(d)
+	l.KillFails = unix.ESRCH
+	l.Dies = true
 	r, err := upgrade(d)
 	if err != nil {
 		t.Fatal(err)

@@ -39,6 +39,8 @@ type Lab struct {
 	External bool
 	// KillFails is what ending the data plane fails with, if not nil.
 	KillFails error
+	// Dies has it end by itself right before it is ended.
+	Dies bool
 
 	mu        sync.Mutex
 	running   *Daemon
@@ -116,12 +118,11 @@ func (l *Lab) Start() (*Daemon, error) {
 		},
 		Devices: func() ([]int, error) { return l.Blocks.Left(), nil },
 		Kill: func(int) error {
-			if l.KillFails != nil {
-				return l.KillFails
+			if l.KillFails == nil || l.Dies {
+				l.Plane.Kill()
+				l.Blocks.ServerDied()
 			}
-			l.Plane.Kill()
-			l.Blocks.ServerDied()
-			return nil
+			return l.KillFails
 		},
 		Holders: l.Blocks.Holders, QueueAttribute: l.Blocks.QueueAttribute,
 	})
