@@ -163,6 +163,7 @@ func (g *group) readAccess(ctx context.Context, lun scsi.LUN) (again bool) {
 	g.mu.Lock()
 	g.states[lun] = states
 	g.mu.Unlock()
+	changed := false
 	for p, id := range ports {
 		i := slices.IndexFunc(states, func(x scsi.TargetPortGroup) bool { return x.ID == id })
 		if i < 0 {
@@ -172,11 +173,15 @@ func (g *group) readAccess(ctx context.Context, lun scsi.LUN) (again bool) {
 		again = again || now.state == scsi.Transitioning
 		p.reactor.Call(func() {
 			if old := p.access[lun]; old != now {
+				changed = true
 				log.WithField("session", p.index).Infof("reached by a port that is %v", now)
 				p.access[lun] = now
 				p.chosen()
 			}
 		})
+	}
+	if changed {
+		g.plane.notifyGroup(g)
 	}
 	return again
 }

@@ -8,7 +8,6 @@ import (
 	"iserd.org/iserd/internal/ipc"
 	"iserd.org/iserd/internal/testtarget"
 	"iserd.org/iserd/iscsi"
-	"iserd.org/iserd/lu"
 	"iserd.org/iserd/scsi"
 )
 
@@ -113,7 +112,7 @@ func TestMoveOn(t *testing.T) {
 	if err := group.confirm(t.Context(), serveUnit(t, group, 0)); err != nil {
 		t.Fatal(err)
 	}
-	group.notices.add(lu.Notice{Unit: &lu.Unit{}, Attention: scsi.AttentionALUAChanged}) // as when a device is made
+	group.notices.states() // as when a device is made
 	at(t, targets, 0, 2)
 	if got := by(group, path, 1).end(t); got[len(got)-1] != iscsi.Responded {
 		t.Errorf("outcomes %v", got)

@@ -148,7 +148,7 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 		g.notices.look()
 	}
 	if g.several {
-		g.notices.add(lu.Notice{Unit: &lu.Unit{}, Attention: scsi.AttentionALUAChanged}) // its target port may be shut
+		g.notices.states() // its target port may be shut
 	}
 	p.log.WithField("dev", d.id).WithField("target", g.request.Target).WithField("lun", unit.LUN.String()).Info("serving")
 	return nil

@@ -27,10 +27,11 @@ import (
 
 // notices are what the reactors have to say about units, until the group's goroutine takes it. The lock is held for moments, and never per request.
 type notices struct {
-	mu   sync.Mutex
-	list []lu.Notice
-	all  bool // look at the target's units whatever the list says
-	wake chan struct{}
+	mu     sync.Mutex
+	list   []lu.Notice
+	all    bool // look at the target's units whatever the list says
+	access bool // ask for access states whatever the list says
+	wake   chan struct{}
 }
 
 // maxNotices bounds what may wait; what is more than that only makes the target be asked.
@@ -61,12 +62,23 @@ func (n *notices) look() {
 	}
 }
 
-func (n *notices) take() (list []lu.Notice, all bool) {
+// states asks for a look at the access states.
+func (n *notices) states() {
+	n.mu.Lock()
+	n.access = true
+	n.mu.Unlock()
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (n *notices) take() (list []lu.Notice, all, access bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	list, all = n.list, n.all
-	n.list, n.all = nil, false
-	return list, all
+	list, all, access = n.list, n.all, n.access
+	n.list, n.all, n.access = nil, false, false
+	return list, all, access
 }
 
 // notice takes what a queue of the device has to say. It runs on the queue's reactor.
@@ -121,7 +133,7 @@ func (g *group) runWatch() {
 	defer g.tasks.Done()
 	said := map[string]time.Time{}
 	var again, access <-chan time.Time
-	var moved time.Time
+	var left time.Time // a portal
 	for {
 		look, states := false, false
 		select {
@@ -133,7 +145,8 @@ func (g *group) runWatch() {
 		case <-access:
 			states = true
 		}
-		list, all := g.notices.take()
+		list, all, moved := g.notices.take()
+		states = states || moved
 		for _, n := range list {
 			if n.Parked {
 				g.doubt(n.Unit.LUN)
@@ -148,10 +161,10 @@ func (g *group) runWatch() {
 				access = time.After(accessPause)
 			}
 			cancel()
-			if rest := g.plane.patience.move - time.Since(moved); rest > 0 {
+			if rest := g.plane.patience.move - time.Since(left); rest > 0 {
 				access = time.After(min(rest, accessPause))
 			} else if g.moveOn() {
-				moved = time.Now()
+				left = time.Now()
 				access = time.After(g.plane.patience.move)
 			}
 		}
@@ -449,7 +462,7 @@ func (p *path) adopt(ctx context.Context, session *iscsi.Session, tpgt uint16, d
 		return fmt.Errorf("%w right after the login", iscsi.ErrSessionLost)
 	}
 	if p.group.several {
-		p.group.notices.add(lu.Notice{Unit: &lu.Unit{}, Attention: scsi.AttentionALUAChanged}) // its port may be another one
+		p.group.notices.states() // its port may be another one
 	}
 	return nil
 }

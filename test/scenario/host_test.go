@@ -59,13 +59,16 @@ func TestFaultClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	off := time.Duration(0)
 	jump := func(by time.Duration) {
 		t.Helper()
+		off += by
 		now := syscall.NsecToTimeval(time.Now().Add(by).UnixNano())
 		if err := syscall.Settimeofday(&now); err != nil {
 			t.Fatal(err)
 		}
 	}
+	t.Cleanup(func() { jump(-off) })
 	g.ride(t, func(t *testing.T) {
 		for _, by := range []time.Duration{36 * time.Hour, -72 * time.Hour, 36 * time.Hour} {
 			jump(by)
