@@ -114,6 +114,7 @@ type Service struct {
 	watchers  map[chan struct{}]struct{}
 	bus       string
 	stopping  bool
+	answered  map[string]bool // session groups whose data plane ended with nothing under way, until the next one has been told
 	upgrading bool
 	mem       memory
 	known     ublk.Features // what the driver said last

@@ -311,6 +311,10 @@ func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Gr
 	login.Others = group.Others
 	login.Timeout = api.SecondsOr(set.LoginTimeout, s.opt.Config.LoginTimeout)
 	r := ipc.RestoreRequest{LoginRequest: login, TPGT: group.TPGT, Units: group.Units}
+	s.mu.Lock()
+	r.Clean = s.answered[group.ID]
+	delete(s.answered, group.ID)
+	s.mu.Unlock()
 	err = s.run(ctx, func(ctx context.Context) error { return pc.call(ctx, ipc.MethodRestore, r, &g) })
 	return g, err
 }

@@ -197,11 +197,13 @@ func (s *Service) handOver(ctx context.Context, pc planeConn) ([]*handed, error)
 	quiesced := time.Now()
 	s.drain(ctx, pc, list)
 	drained := time.Now()
+	s.noteClean(list)
 	s.plane.replace(pid, next)
 	given = true
 	err = s.opt.Kill(pid)
 	if err != nil {
 		s.plane.takeBack()
+		s.noteClean(nil)
 	}
 	switch {
 	case errors.Is(err, unix.ESRCH): // it has ended by itself, and another one may be on its way already
@@ -348,6 +350,23 @@ func (s *Service) drain(ctx context.Context, pc planeConn, list []*handed) {
 			x.how, x.why = api.HandOverReissued, "the old data plane did not say whether all is answered: "+oneLine(err)
 		case left[x.UblkID] > 0:
 			x.how, x.why = api.HandOverReissued, fmt.Sprintf("%d requests were not answered within %v", left[x.UblkID], drainTimeout)
+		}
+	}
+}
+
+// noteClean notes the session groups whose devices have all been quiesced and have had all their answers.
+func (s *Service) noteClean(list []*handed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answered = map[string]bool{}
+	for _, x := range list {
+		if x.device != nil {
+			s.answered[x.group] = true
+		}
+	}
+	for _, x := range list {
+		if x.device != nil && x.how != api.HandOverQuiesced {
+			delete(s.answered, x.group)
 		}
 	}
 }

@@ -108,6 +108,11 @@ func TestUpgrade(t *testing.T) {
 	if cut := l.Blocks.Cut(); len(cut) != 0 {
 		t.Errorf("devices %v had requests when the data plane ended", cut)
 	}
+	for _, r := range l.Plane.Restored() {
+		if !r.Clean {
+			t.Errorf("restored as if something were under way: %+v", r)
+		}
+	}
 	l.Blocks.Hold(0)
 	l.Blocks.Hold(1)
 	if _, err := d.Logout(context.Background(), api.LogoutRequest{Session: iqn}); err != nil {
@@ -202,6 +207,11 @@ func TestUpgradeReissues(t *testing.T) {
 				t.Errorf("reason %q", r.Devices[0].Reason)
 			}
 			l.live(d, 2, 2)
+			for _, r := range l.Plane.Restored() {
+				if r.Clean {
+					t.Errorf("restored as if nothing had been under way: %+v", r)
+				}
+			}
 		})
 	}
 }

@@ -287,10 +287,16 @@ func TestFanLate(t *testing.T) {
 
 // What an earlier data plane has sent by a portal may be at work there: nothing is sent by the other one before that is over.
 func TestFanRestore(t *testing.T) {
+	for _, clean := range []bool{false, true} { // true: it had answers to everything
+		fanRestore(t, clean)
+	}
+}
+
+func fanRestore(t *testing.T, clean bool) {
 	p := newPlane(t)
 	unit, targets := twoPortals(t, [2]uint16{1, 2})
 	refuseAll(targets[0])
-	r := ipc.RestoreRequest{LoginRequest: loginBoth(targets, api.PathRoundRobin), TPGT: 1, Units: []ipc.Unit{{LUN: 0, Usable: true, Blocks: 2048, LogicalBlockSize: 512}}}
+	r := ipc.RestoreRequest{Clean: clean, LoginRequest: loginBoth(targets, api.PathRoundRobin), TPGT: 1, Units: []ipc.Unit{{LUN: 0, Usable: true, Blocks: 2048, LogicalBlockSize: 512}}}
 	if _, err := ask[ipc.Group](t, p, ipc.MethodRestore, r); err != nil {
 		t.Fatal(err)
 	}
@@ -298,8 +304,8 @@ func TestFanRestore(t *testing.T) {
 	if got := q.end(t); len(got) != 1 || got[0] != iscsi.Responded {
 		t.Errorf("outcomes %v", got)
 	}
-	if n := unit.Resets(); n == 0 {
-		t.Error("no reset")
+	if n := unit.Resets(); n > 0 == clean {
+		t.Errorf("clean %v: %d resets", clean, n)
 	}
 }
 

@@ -37,6 +37,10 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 		path.info = ipc.Session{Reactor: path.reactor.index, State: "FAILED", Negotiated: map[string]string{}}
 		path.last.there, path.last.old, path.last.tpgt = true, true, r.TPGT
 		path.info.TPGT = r.TPGT
+		if r.Clean {
+			path.last.there, path.last.old = false, false
+			continue
+		}
 		path.unsettled = g.fanned
 		// A session may have gone to another portal right before the data plane ended, and nobody has heard of it. Of several sessions, which ISID belonged to
 		// which portal depends on how many reactors there were.

@@ -9,4 +9,7 @@ type RestoreRequest struct {
 	LoginRequest        // Transport is iser or tcp
 	TPGT         uint16 `json:"tpgt"`
 	Units        []Unit `json:"units"` // that have devices
+
+	// Clean says that the sessions before had nothing under way when they ended, so that there is nothing to be ended at the target.
+	Clean bool `json:"clean,omitempty"`
 }
