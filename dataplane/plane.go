@@ -53,8 +53,9 @@ type Plane struct {
 
 	patience patience // with answers to task management
 
-	events chan event // for the control plane; see runNotify
-	done   chan struct{}
+	telling sync.Mutex // held from a snapshot to its event
+	events  chan event // for the control plane; see runNotify
+	done    chan struct{}
 }
 
 // event is something that the control plane is told without having asked.

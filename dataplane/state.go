@@ -124,8 +124,10 @@ func unitMessage(u *lu.Unit) ipc.Unit {
 	}
 }
 
-// notifyGroup tells the control plane about a group.
+// notifyGroup tells the control plane about a group. What is told last is what is the newest. It must not run on a reactor.
 func (p *Plane) notifyGroup(g *group) {
+	p.telling.Lock()
+	defer p.telling.Unlock()
 	select {
 	case p.events <- event{ipc.EventGroup, g.snapshot()}:
 	default:
