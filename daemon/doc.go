@@ -40,8 +40,8 @@
 // # Locks
 //
 // One lock for each target name serialises login, logout and clean-up of that target (keylock.go), so that 50 logins of one target make one
-// session and logins of different targets do not wait for each other; an upgrade of the data plane takes all of them at once. Service.mu guards the maps, is taken after a target's lock,
-// and is never held while something is awaited.
+// session and logins of different targets do not wait for each other; an upgrade of the data plane takes all of them at once.
+// Service.mu guards the maps, is taken after a target's lock, and is never held while something is awaited.
 //
 // # Traps
 //

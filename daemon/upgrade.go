@@ -391,8 +391,8 @@ func (s *Service) await(ctx context.Context, old api.DataPlane, list []*handed) 
 			s.tellHanded(&reply, list)
 			return reply, nil
 		case st == api.DataPlaneDown || late:
-			return reply, api.Errorf(api.ErrAgain, "no data plane serves: %s; %d devices wait, without errors: install one that works, then run iserctl daemon upgrade "+
-				"(it is tried again every few seconds, too)", why, countDevices(list))
+			return reply, api.Errorf(api.ErrAgain, "no data plane serves: %s; %d devices wait, without errors: install one that works, then run "+
+				"iserctl daemon upgrade (it is tried again every few seconds, too)", why, countDevices(list))
 		}
 		select {
 		case <-changes:

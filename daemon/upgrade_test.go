@@ -39,6 +39,14 @@ func upgrade(d *daemontest.Daemon) (api.UpgradeReply, error) {
 	return d.Upgrade(context.Background(), api.UpgradeRequest{})
 }
 
+// wantError checks the name and the words of a failure.
+func wantError(t *testing.T, err error, name string, words ...string) {
+	t.Helper()
+	if !api.Is(err, name) || slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) }) {
+		t.Errorf("error %v, want %s with %q", err, name, words)
+	}
+}
+
 // handed checks that all devices are live, and how they came.
 func handed(t *testing.T, r api.UpgradeReply, how ...string) {
 	t.Helper()
@@ -130,14 +138,12 @@ func TestUpgradeNotReady(t *testing.T) {
 	l.login(d)
 	before := len(l.Blocks.Calls())
 	l.Plane.Unready(errors.New("no such file"))
-	if _, err := upgrade(d); !api.Is(err, api.ErrAgain) || !strings.Contains(err.Error(), "no such file; process ") || !strings.Contains(err.Error(), "nothing was changed") {
-		t.Errorf("upgrade: %v", err)
-	}
+	_, err := upgrade(d)
+	wantError(t, err, api.ErrAgain, "no such file; process ", "nothing was changed")
 	l.Plane.Unready(nil)
 	l.Plane.Reactors-- // fewer than the devices have queues
-	if _, err := upgrade(d); !api.Is(err, api.ErrAgain) || !strings.Contains(err.Error(), "it has 1 threads, the devices have 2 queues") {
-		t.Errorf("upgrade: %v", err)
-	}
+	_, err = upgrade(d)
+	wantError(t, err, api.ErrAgain, "it has 1 threads, the devices have 2 queues")
 	l.Plane.Reactors++
 	if c := l.Blocks.Calls()[before:]; len(c) != 0 || l.Plane.Starts() != 1 {
 		t.Errorf("commands %v, %d starts", c, l.Plane.Starts())
@@ -154,17 +160,14 @@ func TestUpgradeDoesNotServe(t *testing.T) {
 	l.login(d)
 	l.Plane.Broken(errors.New("cannot load shared library"))
 	_, err := upgrade(d)
-	if !api.Is(err, api.ErrAgain) || !strings.Contains(err.Error(), "cannot load shared library; 2 devices wait, without errors: install one that works, then run iserctl daemon upgrade") {
-		t.Errorf("upgrade: %v", err)
-	}
+	wantError(t, err, api.ErrAgain, "cannot load shared library; 2 devices wait, without errors: install one that works, then run iserctl daemon upgrade")
 	for _, x := range d.Devices(context.Background(), false).Devices {
 		if x.State != api.DeviceWaiting {
 			t.Errorf("device %+v", x)
 		}
 	}
-	if _, err := upgrade(d); !api.Is(err, api.ErrAgain) || !strings.Contains(err.Error(), "2 devices wait") {
-		t.Errorf("another upgrade: %v", err)
-	}
+	_, err = upgrade(d)
+	wantError(t, err, api.ErrAgain, "2 devices wait")
 	l.Plane.Broken(nil)
 	l.Plane.Install("mended")
 	r, err := upgrade(d)
@@ -182,7 +185,9 @@ func TestUpgradeReissues(t *testing.T) {
 		how       []string
 		set       func(l *lab, d *daemontest.Daemon)
 	}{
-		{"hanging", "requests were not answered within 3s", []string{api.HandOverReissued, api.HandOverQuiesced}, func(l *lab, _ *daemontest.Daemon) { l.Blocks.Hang(0) }},
+		{"hanging", "requests were not answered within 3s", []string{api.HandOverReissued, api.HandOverQuiesced}, func(l *lab, _ *daemontest.Daemon) {
+			l.Blocks.Hang(0)
+		}},
 		{"refused", "QUIESCE_DEV: broken", []string{api.HandOverReissued, api.HandOverQuiesced}, func(l *lab, _ *daemontest.Daemon) {
 			l.Blocks.Fail("quiesce 0", errors.New("QUIESCE_DEV: broken"))
 		}},
@@ -229,9 +234,8 @@ func TestUpgradeTwice(t *testing.T) {
 		first <- err
 	}()
 	eventually(t, d, "the first is at work", func() bool { return l.Plane.Waiting() == 1 })
-	if _, err := upgrade(d); !api.Is(err, api.ErrBusy) || !strings.Contains(err.Error(), "an upgrade of the data plane is at work") {
-		t.Errorf("second: %v", err)
-	}
+	_, err := upgrade(d)
+	wantError(t, err, api.ErrBusy, "an upgrade of the data plane is at work")
 	cancel()
 	if err := <-first; !api.Is(err, api.ErrCancelled) {
 		t.Errorf("first: %v", err)
@@ -251,9 +255,8 @@ func TestUpgradeHeldUp(t *testing.T) {
 	d := l.start()
 	l.login(d)
 	unlock := d.HoldTarget(t, iqn)
-	if _, err := upgrade(d); !api.Is(err, api.ErrTimeout) || !strings.Contains(err.Error(), "a test of "+iqn+" is at work") || !strings.Contains(err.Error(), "nothing was changed") {
-		t.Errorf("upgrade: %v", err)
-	}
+	_, err := upgrade(d)
+	wantError(t, err, api.ErrTimeout, "a test of "+iqn+" is at work", "nothing was changed")
 	unlock()
 
 	l.Blocks.Stall(0, true)
@@ -261,11 +264,9 @@ func TestUpgradeHeldUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, d, "the registration is at work", func() bool { return len(l.calls("reg")) > 0 })
-	_, err := upgrade(d)
+	_, err = upgrade(d)
 	l.Blocks.Stall(0, false)
-	if !api.Is(err, api.ErrAgain) || !strings.Contains(err.Error(), "memory is being registered with /dev/ublkb0") {
-		t.Errorf("upgrade: %v", err)
-	}
+	wantError(t, err, api.ErrAgain, "memory is being registered with /dev/ublkb0")
 }
 
 // gate is a driver in which the first Quiesce waits.
@@ -306,9 +307,8 @@ func TestUpgradeKeepsLoginsOut(t *testing.T) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := d.Logout(ctx, api.LogoutRequest{Session: iqn}); !api.Is(err, api.ErrTimeout) || !strings.Contains(err.Error(), "an upgrade of the data plane is at work") {
-		t.Errorf("logout: %v", err)
-	}
+	_, err := d.Logout(ctx, api.LogoutRequest{Session: iqn})
+	wantError(t, err, api.ErrTimeout, "an upgrade of the data plane is at work")
 	if n := l.Plane.Logins(); n != 1 {
 		t.Errorf("%d logins in the middle of an upgrade", n)
 	}
@@ -343,9 +343,7 @@ func TestUpgradeDaemonEnds(t *testing.T) {
 		return err != nil && d.Ending()
 	})
 	close(g.open)
-	if err := <-upgraded; !api.Is(err, api.ErrAgain) || !strings.Contains(err.Error(), "the next one takes the devices over") {
-		t.Errorf("upgrade: %v", err)
-	}
+	wantError(t, <-upgraded, api.ErrAgain, "the next one takes the devices over")
 	<-ended
 	if cut := l.Blocks.Cut(); l.Plane.Serving() || len(cut) != 0 {
 		t.Errorf("the old data plane is still there: %v; devices %v had requests when it ended", l.Plane.Serving(), cut)
@@ -433,9 +431,8 @@ func TestUpgradeCannotEnd(t *testing.T) {
 	l.KillFails = ublk.ErrBusy
 	d := l.start()
 	l.login(d)
-	if _, err := upgrade(d); !api.Is(err, api.ErrInternal) || !strings.Contains(err.Error(), "cannot be ended") {
-		t.Errorf("upgrade: %v", err)
-	}
+	_, err := upgrade(d)
+	wantError(t, err, api.ErrInternal, "cannot be ended")
 	l.KillFails = nil
 	r, err := upgrade(d)
 	if err != nil {

@@ -14,10 +14,11 @@ func (a *app) upgradeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "upgrade", Short: "Replace the data plane by the program that is installed now, without an I/O error",
 		Long: "Replace the data plane, iserd-io, by the program that is installed now, while its devices are in use. The new one gets ready first; then\n" +
-			"the devices pause: the kernel holds new requests back, those under way are answered, the new data plane logs in again and goes on. Nobody sees an\n" +
-			"error. Devices whose requests are not answered in time (their session is lost, the kernel is older than 6.16) are handed over with\n" +
+			"the devices pause: the kernel holds new requests back, those under way are answered, the new data plane logs in again and goes on.\n" +
+			"Nobody sees an error. Devices whose requests are not answered in time (their session is lost, the kernel is older than 6.16) are handed over with\n" +
 			"their requests, which are sent again.\n\n" +
-			"A new data plane that does not get ready changes nothing. If there is none any more, devices wait, and this command starts the one that is installed.\n" +
+			"A new data plane that does not get ready changes nothing. If there is none any more, devices wait, and this command starts the one\n" +
+			"that is installed.\n" +
 			"The daemon itself is replaced by restarting it, which no device notices.",
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {

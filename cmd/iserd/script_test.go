@@ -86,7 +86,9 @@ func TestScripts(t *testing.T) {
 	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata", RequireExplicitExec: true, RequireUniqueNames: true,
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "status": status, "alive": alive, "killplane": killPlane, "upgrade": upgrade},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits": exits, "status": status, "alive": alive, "killplane": killPlane, "upgrade": upgrade,
+		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("R", "--run-dir="+env.WorkDir+"/run")
 			env.Setenv("S", "--state-dir="+env.WorkDir+"/state")

@@ -719,7 +719,8 @@ func TestPolicy(t *testing.T) {
 	for _, a := range p.Actions {
 		got = append(got, a.ID)
 	}
-	if d := cmp.Diff([]string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt, actionUpgrade, actionScsi, actionReserve}, got); d != "" {
+	want := []string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt, actionUpgrade, actionScsi, actionReserve}
+	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
 }

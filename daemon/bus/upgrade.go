@@ -25,8 +25,8 @@ func (m manager) UpgradeDataPlane(msg dbus.Message, opts map[string]dbus.Variant
 	devices, problems := []map[string]dbus.Variant{}, []string{}
 	for _, d := range r.Devices {
 		devices = append(devices, map[string]dbus.Variant{
-			"device": dbus.MakeVariant(d.Device), "target": dbus.MakeVariant(valid(d.Target)), "lun": dbus.MakeVariant(d.LUN), "state": dbus.MakeVariant(d.State),
-			"how": dbus.MakeVariant(d.How), "reason": dbus.MakeVariant(valid(d.Reason)), "pause_ms": dbus.MakeVariant(uint64(max(0, d.PauseMS))),
+			"device": dbus.MakeVariant(d.Device), "target": dbus.MakeVariant(valid(d.Target)), "lun": dbus.MakeVariant(d.LUN),
+			"state": dbus.MakeVariant(d.State), "how": dbus.MakeVariant(d.How), "reason": dbus.MakeVariant(valid(d.Reason)), "pause_ms": dbus.MakeVariant(uint64(max(0, d.PauseMS))),
 		})
 	}
 	for _, p := range r.Problems {

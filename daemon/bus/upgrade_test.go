@@ -35,8 +35,8 @@ func TestUpgradeDataPlane(t *testing.T) {
 		devices[0]["how"].Value() != api.HandOverQuiesced || devices[0]["state"].Value() != api.DeviceLive {
 		t.Errorf("devices %+v", devices)
 	}
-	if r["old_build"].Value() != "test" || r["new_build"].Value() != "second" || r["new_pid"].Value() == uint32(0) || r["pause_ms"].Signature().String() != "t" ||
-		len(r["problems"].Value().([]string)) != 0 {
+	if r["old_build"].Value() != "test" || r["new_build"].Value() != "second" || r["new_pid"].Value() == uint32(0) ||
+		r["pause_ms"].Signature().String() != "t" || len(r["problems"].Value().([]string)) != 0 {
 		t.Errorf("%+v", r)
 	}
 }

@@ -118,7 +118,11 @@ func TestUpgrade(t *testing.T) {
 				file, want := build(round)
 				programs.install(t, file)
 				r := query[api.UpgradeReply](t, "daemon", "upgrade")
-				if now := status(t).DataPlane; r.Old.PID != old.PID || r.Old.Build != old.Version || r.New.PID == old.PID || r.New.Build != want || now.PID != r.New.PID || now.Version != want {
+				now := status(t).DataPlane
+				if was := (api.DataPlane{PID: old.PID, Build: old.Version}); r.Old != was || r.New.PID == old.PID || r.New.Build != want {
+					t.Errorf("%+v, want %s in the place of %+v", r, want, was)
+				}
+				if is := (api.DataPlane{PID: now.PID, Build: now.Version}); is != r.New {
 					t.Errorf("%+v; status before %+v, after %+v", r, old, now)
 				}
 				wantHanded(t, r, len(before), "")
