@@ -17,7 +17,10 @@ func (s *Service) HoldTarget(t *testing.T, target string) (unlock func()) {
 }
 
 // NoteUpgrade notes that a data plane is about to end, as an upgrade does.
-func (s *Service) NoteUpgrade(pid int) error { return s.noteUpgrade(pid) }
+func (s *Service) NoteUpgrade(pid int) error {
+	_, err := s.noteUpgrade(pid)
+	return err
+}
 
 // Ending tells whether the daemon was told to end.
 func (s *Service) Ending() bool { return s.life.Err() != nil }

@@ -54,6 +54,7 @@ type handed struct {
 	*device         // nil for a session without devices
 	group    string // of the session
 	up       bool   // the session was up
+	waits    bool   // for a data plane, already
 	how, why string
 	since    time.Time // of its pause
 	back     time.Time // of its end; zero while it lasts
@@ -131,7 +132,7 @@ func (s *Service) upgrade(ctx context.Context) (api.UpgradeReply, error) {
 
 // bringBack has a data plane started that is not there, without waiting for the next attempt.
 func (s *Service) bringBack(ctx context.Context) (api.UpgradeReply, error) {
-	list := s.handedDevices()
+	list := slices.DeleteFunc(s.handedDevices(), func(x *handed) bool { return !x.waits })
 	for _, x := range list {
 		x.up, x.how, x.why = true, api.HandOverReissued, "the data plane had ended before"
 	}
@@ -185,7 +186,11 @@ func (s *Service) handOver(ctx context.Context, pc planeConn) ([]*handed, error)
 	if ctx.Err() != nil {
 		return nil, errEnding
 	}
-	if err := s.noteUpgrade(pid); err != nil {
+	if pc.client.Err() != nil {
+		return nil, api.Errorf(api.ErrAgain, "upgrade: the data plane, process %d, has just been lost; nothing was changed, try again", pid)
+	}
+	start, err := s.noteUpgrade(pid)
+	if err != nil {
 		return nil, api.Errorf(api.ErrDatabase, "upgrade: nothing was changed: %w", err)
 	}
 
@@ -200,7 +205,11 @@ func (s *Service) handOver(ctx context.Context, pc planeConn) ([]*handed, error)
 	s.noteClean(list)
 	s.plane.replace(pid, next)
 	given = true
-	err = s.opt.Kill(pid)
+	if now, serr := startTime(pid); serr != nil || now != start { // never another process of the same number
+		err = unix.ESRCH
+	} else {
+		err = s.opt.Kill(pid)
+	}
 	if err != nil {
 		s.plane.takeBack()
 		s.noteClean(nil)
@@ -234,11 +243,11 @@ func (s *Service) handedDevices() []*handed {
 		}
 		up := ss.state == api.SessionUp && !ss.orphan
 		if len(ss.devices) == 0 {
-			list = append(list, &handed{group: id, up: up, since: ss.group.Since})
+			list = append(list, &handed{group: id, up: up, waits: ss.orphan, since: ss.group.Since})
 		}
 		for _, d := range ss.devices {
 			if d.state == api.DeviceLive || d.state == api.DeviceWaiting {
-				list = append(list, &handed{device: d, group: id, up: up, since: ss.group.Since, state: d.state})
+				list = append(list, &handed{device: d, group: id, up: up, waits: ss.orphan || d.state == api.DeviceWaiting, since: ss.group.Since, state: d.state})
 			}
 		}
 	}
@@ -482,21 +491,20 @@ type upgradeNote struct {
 
 func (s *Service) upgradeFile() string { return filepath.Join(s.opt.RunDir, "upgrade.json") }
 
-// noteUpgrade notes that a data plane is about to end.
-func (s *Service) noteUpgrade(pid int) error {
-	start, err := startTime(pid)
-	if err != nil {
-		return err
+// noteUpgrade notes that a data plane is about to end. It returns when that was started, which no other process of the same number was.
+func (s *Service) noteUpgrade(pid int) (start uint64, err error) {
+	if start, err = startTime(pid); err != nil {
+		return 0, err
 	}
 	b, err := json.Marshal(upgradeNote{PID: pid, Start: start})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	tmp := s.upgradeFile() + ".tmp"
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return err
+		return 0, err
 	}
-	return os.Rename(tmp, s.upgradeFile())
+	return start, os.Rename(tmp, s.upgradeFile())
 }
 
 // forgetUpgrade removes the note: the data plane that it names is gone.
