@@ -105,12 +105,12 @@ func TestUpgrade(t *testing.T) {
 			programs := newDataPlanes(t)
 			g.login(t)
 			before := devices(t, g.name)
-			first := status(t).DataPlane
+			first := strings.Fields(must(t, programs.first, "--version"))
 			build := func(round int) (file, want string) {
 				if round%2 == 0 {
 					return programs.next, nextBuild
 				}
-				return programs.first, first.Version
+				return programs.first, first[len(first)-1]
 			}
 			for round := range rounds(t, 2) {
 				wait := busy(t, before)
