@@ -9,7 +9,7 @@ PREFIX   ?= /usr
 DESTDIR  ?=
 FUZZTIME ?= 10s
 SOAK     ?= 15
-SOAKED   ?= scenario:^Test((DataPlaneKilled|History)$$|Fault)
+SOAKED   ?= scenario:^Test((DataPlaneKilled|History|ManyLogins)$$|Fault)
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -X iserd.org/iserd/internal/version.number=$(VERSION)
 PROGRAMS := iserd iserd-io iserctl
@@ -57,7 +57,7 @@ test-guest: deps ## the tests that run in the guest; GUEST_RUN=package:expressio
 	@GUEST=1 $(SUMMARY) $(GO) run ./test/run $(TESTFLAGS) guest
 
 .PHONY: soak
-soak: deps ## the faults of docs/reliability.md under load, killed data planes, round after round; SOAK=50 does 50 (15)
+soak: deps ## the faults of docs/reliability.md under load, killed data planes, many logins, round after round; SOAK=50 does 50 (15)
 	@GUEST=1 SOAK=$(SOAK) GUEST_RUN='$(SOAKED)' $(SUMMARY) $(GO) run ./test/run $(TESTFLAGS) guest
 
 .PHONY: shell
