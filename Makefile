@@ -9,7 +9,7 @@ PREFIX   ?= /usr
 DESTDIR  ?=
 FUZZTIME ?= 10s
 SOAK     ?= 15
-SOAKED   ?= scenario:^Test((DataPlaneKilled|History|ManyLogins)$$|Fault)
+SOAKED   ?= scenario:^Test((DataPlaneKilled|History|StaleWrite|ManyLogins)$$|Fault)
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -X iserd.org/iserd/internal/version.number=$(VERSION)
 PROGRAMS := iserd iserd-io iserctl
