@@ -9,10 +9,13 @@
 package history
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
+	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -224,6 +227,49 @@ type Violation struct {
 
 func (v *Violation) Error() string {
 	return fmt.Sprintf("block %d, word %d: no order of its %d operations explains what was read (%v)", v.Block, v.Word, v.Ops, v.Strength)
+}
+
+// Tell names the operation that nothing explains any more, the first one to return, and what was under way or had just been done on its block then.
+func (v *Violation) Tell() string {
+	list := slices.Clone(v.register)
+	slices.SortFunc(list, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
+	first := sort.Search(len(list)-1, func(i int) bool {
+		return porcupine.CheckOperationsTimeout(v.model, until(list, list[i].Return), checkLimit) == porcupine.Illegal
+	})
+	bad := list[first]
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s is not explained. Before it:", tell(v.model, bad))
+	for _, op := range list[max(0, first-before):first] {
+		fmt.Fprintf(&b, "\n%s", tell(v.model, op))
+	}
+	for _, op := range list[first+1:] {
+		if op.Call <= bad.Return {
+			fmt.Fprintf(&b, "\n%s, still under way", tell(v.model, op))
+		}
+	}
+	return b.String()
+}
+
+// before is how many operations before the one that is not explained are told.
+const before = 24
+
+// until is what had been seen at a moment: reads that had returned, and writes that had been called, which may have been carried out or not if they had
+// not returned.
+func until(list []porcupine.Operation, moment int64) (seen []porcupine.Operation) {
+	for _, op := range list {
+		if op.Return > moment {
+			if !op.Input.(Op).Write || op.Call > moment {
+				continue
+			}
+			op.Return = math.MaxInt64
+		}
+		seen = append(seen, op)
+	}
+	return seen
+}
+
+func tell(m porcupine.Model, op porcupine.Operation) string {
+	return fmt.Sprintf("client %d, %v to %v: %s", op.ClientId, time.Duration(op.Call), op.Input.(Op).Return, m.DescribeOperation(op.Input, nil))
 }
 
 // Draw writes a page that shows the history and how far it can be explained.

@@ -70,6 +70,19 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// The operation that cannot be explained is named, and not those that come after it.
+func TestTell(t *testing.T) {
+	ops := []Op{write(1, 1, 2), read(1, 3, 4), write(2, 5, 6), write(3, 5, 30), read(1, 7, 8), write(4, 9, 10), read(4, 11, 12)}
+	v := new(Violation)
+	if err := Check(ops, Late); !errors.As(err, &v) {
+		t.Fatal(err)
+	}
+	got := v.Tell()
+	if want := "client 0, 7ns to 8ns: read 1 is not explained."; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "write 3, still under way") {
+		t.Errorf("it tells: %s", got)
+	}
+}
+
 // A violation is drawn for whoever has to find out.
 func TestDraw(t *testing.T) {
 	v := new(Violation)
