@@ -218,6 +218,9 @@ func (s *Service) nextLocked(dm *deviceMemory) func(context.Context) bool {
 		return nil
 	}
 	w := work{dm, dm.pc, dm.phase == phaseStarting}
+	if dm.strange && !s.wantedLocked(dm) {
+		return nil
+	}
 	if dm.strange {
 		return func(ctx context.Context) bool { return s.purge(ctx, w) }
 	}
@@ -253,6 +256,18 @@ func (s *Service) nextLocked(dm *deviceMemory) func(context.Context) bool {
 		return func(ctx context.Context) bool { return s.recount(ctx, w) }
 	}
 	return nil
+}
+
+// wantedLocked tells whether a program has memory that serves the device. Until then the driver is not made to forget what it may have registered: each such
+// command keeps all requests from the device until those under way are answered, and a data plane that dies meanwhile would leave it so. What nobody knows
+// does no harm: requests from there are copied. Preconditions: s.mu is held.
+func (s *Service) wantedLocked(dm *deviceMemory) bool {
+	for _, b := range s.mem.buffers {
+		if b.inPlane && !b.removing && b.serves(dm.unit) && !b.idle() {
+			return true
+		}
+	}
+	return false
 }
 
 // recount has requests from registered memory counted from now on: before, some of the memory was not registered yet.
