@@ -283,6 +283,10 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 		p.pause = 0
 	}
 	p.pause = max(p.pause, stay)
+	limit := lastPause
+	if lived >= shortLife { // the target goes away, and is not stormed: all sessions together ask a hundred times a second at most
+		limit = min(lastPause, max(2*firstPause, time.Duration(len(g.paths))*10*time.Millisecond))
+	}
 	for {
 		if p.pause > 0 {
 			select {
@@ -291,7 +295,7 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 				return
 			}
 		}
-		p.pause = min(max(2*p.pause, firstPause), lastPause)
+		p.pause = min(max(2*p.pause, firstPause), limit)
 		err := p.attempt(g.ctx)
 		if err == nil {
 			break
