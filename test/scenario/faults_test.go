@@ -60,6 +60,9 @@ func (g *target) ride(t *testing.T, fault func(t *testing.T), options ...string)
 // slowly makes each job of fio last for some seconds, however fast the machine is: 32 MiB in four jobs take four.
 const slowly = "rate=1m,1m"
 
+// slower is slowly for 4 MiB.
+const slower = "rate=128k,128k"
+
 // session is the target's session as the daemon shows it.
 func (g *target) session(t testing.TB) api.Session {
 	t.Helper()
@@ -135,7 +138,7 @@ func TestFaultNetworkCut(t *testing.T) {
 				plugged := time.Now()
 				g.whole(t)
 				t.Logf("back %v after the cable", time.Since(plugged).Round(10*time.Millisecond))
-			})
+			}, slowly)
 			g.logout(t)
 		})
 	}
@@ -207,7 +210,7 @@ func TestFaultTargetKilled(t *testing.T) {
 				g.lost(t)
 				g.waiting(t)
 				g.startTGTD(t)
-			})
+			}, slowly)
 			g.logout(t)
 		})
 	}
@@ -228,7 +231,7 @@ func TestFaultTargetHangs(t *testing.T) {
 				if err := syscall.Kill(g.tgtd.PID(), syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
-			})
+			}, slowly)
 			g.logout(t)
 		})
 	}
@@ -253,7 +256,7 @@ func TestFaultReinstatedByAnother(t *testing.T) {
 					}
 					return nil
 				})
-			})
+			}, slowly)
 			g.logout(t)
 		})
 	}
@@ -299,7 +302,7 @@ func TestFaultLoginRefused(t *testing.T) {
 				if err := g.lio.SetAttribute("authentication", "0"); err != nil {
 					t.Fatal(err)
 				}
-			})
+			}, slowly)
 			g.logout(t)
 		})
 	}
@@ -420,7 +423,7 @@ func TestFaultManyDevices(t *testing.T) {
 				time.Sleep(time.Until(cut.Add(10 * time.Second))) // the fault: its length
 				g.waiting(t)
 				plug(t)
-			})
+			}, slower)
 			g.logout(t)
 		})
 	}
