@@ -48,7 +48,7 @@ type Counters struct {
 	LentRequests           uint64 // of the READs and WRITEs, those whose data moved between the socket and the request's own pages
 	LentBytes              uint64
 	Discards, Zeroes       uint64 // DISCARD and WRITE_ZEROES
-	Errors, Retries        uint64
+	Errors, Retries        uint64 // a DISCARD or WRITE_ZEROES that the unit has no command for is no error: the kernel does without
 	InFlight               int
 }
 
@@ -284,6 +284,8 @@ func (q *Queue) good(r *request) {
 func (q *Queue) finish(r *request, result int32) {
 	q.counters.InFlight--
 	switch op := r.kernel.Op(); {
+	case result == -int32(unix.EOPNOTSUPP) && r.isRange():
+		r.task.Handler = r // no error: the kernel does without, see withdraw
 	case result < 0:
 		q.counters.Errors++
 		r.task.Handler = r // a range has its own
