@@ -92,7 +92,7 @@ func (g *group) belongs(p *path, u *lu.Unit) {
 	g.ends[end{p.by, u.LUN}] = *u.PortGroup
 }
 
-// confirm asks by every session with another portal whether a unit is the one that the device is made for, and finds out by which target port groups it is
+// confirm asks by every session whether a unit is the one that the device is made for, and finds out by which target port groups it is
 // reached. It is for a device that is not started yet, but known, so that a session that comes later asks, too. Nothing is asked where there is one portal.
 func (g *group) confirm(ctx context.Context, d *device) error {
 	if !g.several {
@@ -220,7 +220,7 @@ func shut(r lu.Result) bool {
 	return err == nil && s.Key != scsi.KeyUnitAttention && scsi.Classify(r.Status, &s).Attention == scsi.AttentionALUAChanged
 }
 
-// shutOut lists the units that cannot be described because the target ports of all sessions are shut for them.
+// shutOut counts the units that cannot be described because the target ports of all sessions are shut for them.
 func shutOut(units []*lu.Unit) (n int) {
 	for _, u := range units {
 		var status *scsi.StatusError

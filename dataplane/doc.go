@@ -15,5 +15,7 @@
 // # Failure
 //
 // A lost session is replaced by one with the same ISID: the login reinstates the session, so the target ends the old tasks before the held
-// requests are sent again. The control plane may vanish at any time; nothing here depends on it.
+// requests are sent again. What no reinstatement ends is ended by a reset of the unit (fence.go). A target may have several portals: sessions go from one to
+// another (route.go), or there is one by each, of which requests choose (fan.go, access.go). The control plane may vanish at any time; nothing here depends
+// on it.
 package dataplane

@@ -26,9 +26,10 @@ import (
 //	                     | logout                    v
 //	                     +------> ended <----- failing: requests fail at once, login goes on being tried
 //
-// Tasks that a lost session hands back are sent again only by the session that replaced it: its login with the same ISID and TSIH 0 is a
-// session reinstatement, which ends every task of the old session at the target first (RFC 7143 section 6.3.5). So no write that was
-// sent before the loss can take effect after its repetition.
+// Tasks that a lost session hands back are sent again by the session that replaced it: its login with the same ISID and TSIH 0 is a session
+// reinstatement, which ends every task of the old session at the target first (RFC 7143 section 6.3.5). Where it is none, because the portal group is
+// another one, or where another path takes the tasks over (fan.go), the units are reset first (fence.go). So no write that was sent before the loss can
+// take effect after its repetition.
 type path struct {
 	group   *group
 	reactor *Reactor
