@@ -419,7 +419,11 @@ func TestFanExit(t *testing.T) {
 	p.reactors[0].Call(f.enter)
 	refuseAll(targets[0])
 	refuseAll(targets[1])
-	at(t, targets, 0, 0)
+	for deadline, gone := time.Now().Add(10*time.Second), false; !gone; time.Sleep(time.Millisecond) { // the reactor hears of it later than the target
+		if p.reactors[0].Call(func() { gone = len(f.best) == 0 }); time.Now().After(deadline) {
+			t.Fatal("there are sessions")
+		}
+	}
 	q := by(p.groups["g1"], f, 0)
 	p.reactors[0].Call(f.exit)
 	if got := q.end(t); got[len(got)-1] != iscsi.NotSent {
