@@ -121,12 +121,12 @@ func TestFaultDescriptors(t *testing.T) {
 	g.logout(t)
 }
 
-// Programs dirty more pages than their memory group may have, so that nothing goes on until some are written, and the session is lost the while.
+// Programs dirty more pages than their memory group may have, so that they are held back until some are written, and the session is lost the while.
 func TestFaultReclaim(t *testing.T) {
 	for _, k := range kinds[:2] {
 		t.Run(k.name, func(t *testing.T) {
 			guestOnly(t)
-			const size = 96 * mib
+			const size = 64 * mib
 			g := newTarget(t, k, []targets.Unit{{Kind: targets.Ramdisk, Size: 160 * mib}})
 			g.login(t)
 			dev := devices(t, g.name)[0].Path
@@ -164,6 +164,9 @@ func TestFaultReclaim(t *testing.T) {
 			case <-time.After(2 * time.Minute):
 				t.Fatal("the writer hangs")
 			}
+			if events := must(t, "cat", filepath.Join(group, "memory.events")); strings.Contains(events, "high 0\n") {
+				t.Errorf("nobody was held back: the fault has met nobody: %s", events)
+			}
 			must(t, "umount", dir)
 			g.whole(t)
 			if d := devices(t, g.name)[0]; d.Stats.Errors != 0 {
@@ -174,7 +177,8 @@ func TestFaultReclaim(t *testing.T) {
 	}
 }
 
-// memoryGroup makes a control group that may have so many bytes.
+// memoryGroup makes a control group whose programs wait for reclaim with more than so many bytes. It has no memory.max: with that the kernel fails
+// their writes with ENOMEM where nothing is written back for some seconds.
 func memoryGroup(t testing.TB, limit int) string {
 	t.Helper()
 	const root = "/sys/fs/cgroup"
@@ -189,7 +193,7 @@ func memoryGroup(t testing.TB, limit int) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Remove(dir) })
-	if err := os.WriteFile(filepath.Join(dir, "memory.max"), []byte(strconv.Itoa(limit)), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "memory.high"), []byte(strconv.Itoa(limit)), 0); err != nil {
 		t.Fatal(err)
 	}
 	return dir
