@@ -224,13 +224,18 @@ func (g *group) sessionEnded(p *path, err error) {
 	}()
 }
 
-// Pauses between the attempts to log in again. A session that ends soon after it began makes the next pause longer too, so that a target that
-// takes a login and drops it is not stormed.
+// Pauses between the attempts to log in again. The first is made at once; but a target that takes a login and drops it, again and again, is left alone
+// for longer each time. One that is away is asked often, for requests wait for it: all sessions together ask a hundred times a second at most.
 const (
 	firstPause = 100 * time.Millisecond
-	lastPause  = 2 * time.Second
+	lastPause  = 2 * time.Second // behind a short life, or with very many sessions
 	shortLife  = 10 * time.Second
+	eachPause  = 10 * time.Millisecond // times the number of sessions
 )
+
+// connectAgain bounds how long a connection request over TCP is waited for when a session is brought back. The kernel repeats it after 1, 3, 7 s and so on;
+// this is sooner when the network comes back in between.
+const connectAgain = 2 * time.Second
 
 // log is the log with what names a session.
 func (g *group) log(p *path) *logrus.Entry {
@@ -280,22 +285,20 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 		defer func() { close(stop); <-over }()
 	}
 	if lived >= shortLife {
-		p.pause = 0
+		p.shun = 0
 	}
-	p.pause = max(p.pause, stay)
-	limit := lastPause
-	if lived >= shortLife { // the target goes away, and is not stormed: all sessions together ask a hundred times a second at most
-		limit = min(lastPause, max(2*firstPause, time.Duration(len(g.paths))*10*time.Millisecond))
-	}
-	for {
-		if p.pause > 0 {
+	wait := max(p.shun, stay)
+	p.shun = min(max(2*p.shun, firstPause), lastPause)
+	limit := min(lastPause, max(2*firstPause, time.Duration(len(g.paths))*eachPause))
+	for pause := firstPause; ; pause = min(2*pause, limit) {
+		if wait > 0 {
 			select {
-			case <-time.After(p.pause):
+			case <-time.After(wait):
 			case <-g.ctx.Done():
 				return
 			}
 		}
-		p.pause = min(max(2*p.pause, firstPause), limit)
+		wait = pause
 		err := p.attempt(g.ctx)
 		if err == nil {
 			break

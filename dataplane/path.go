@@ -68,7 +68,7 @@ type path struct {
 		unknown bool
 	}
 
-	pause time.Duration // before the next login; only the recovery goroutine uses it
+	shun time.Duration // the pause before the first attempt after the next loss; only the recovery goroutine uses it
 }
 
 // heldTask is a link of the list of held tasks. Losing a session is rare, so it may allocate.
@@ -158,7 +158,13 @@ func (p *path) firstLogin(ctx context.Context, once func(context.Context) error)
 // loginAt makes a session on the path's reactor. It runs on a control goroutine.
 func (p *path) loginAt(ctx context.Context, route ipc.Route) error {
 	g := p.group
-	port, err := g.plane.open(ctx, p.reactor, route.Transport, route.Portal, settings.BindingOf(&g.request.Settings))
+	g.mu.Lock()
+	connect := time.Duration(0)
+	if p.last.there {
+		connect = connectAgain
+	}
+	g.mu.Unlock()
+	port, err := g.plane.open(ctx, p.reactor, route.Transport, route.Portal, settings.BindingOf(&g.request.Settings), connect)
 	if err != nil {
 		return err
 	}

@@ -297,7 +297,7 @@ func (p *path) answers(r ipc.Route) error {
 	g := p.group
 	ctx, cancel := context.WithTimeout(g.ctx, probeLimit)
 	defer cancel()
-	port, err := g.plane.open(ctx, p.reactor, r.Transport, r.Portal, settings.BindingOf(&g.request.Settings))
+	port, err := g.plane.open(ctx, p.reactor, r.Transport, r.Portal, settings.BindingOf(&g.request.Settings), 0)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,8 +30,8 @@ type port interface {
 	device() string
 }
 
-// open connects to a portal for a session on r, by the way that was asked for.
-func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal string, way settings.Binding) (port, error) {
+// open connects to a portal for a session on r, by the way that was asked for. connect bounds how long a TCP connection may take; 0 leaves that to ctx.
+func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal string, way settings.Binding, connect time.Duration) (port, error) {
 	if t == ipc.TransportISER {
 		var a *adapter
 		port, err := iser.DialBy(ctx, iser.Way{Source: way.Source, ACKTimeout: p.config.ACKTimeout}, portal, func(dev *rdma.Device) (iser.Config, error) {
@@ -48,7 +49,9 @@ func (p *Plane) open(ctx context.Context, r *Reactor, t ipc.Transport, portal st
 		}
 		return rdmaPort{port, a}, nil
 	}
-	port, err := iscsitcp.DialBy(ctx, way.Dialer(), portal)
+	dialer := way.Dialer()
+	dialer.Timeout = connect
+	port, err := iscsitcp.DialBy(ctx, dialer, portal)
 	if err != nil {
 		return nil, err
 	}
