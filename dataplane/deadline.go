@@ -27,16 +27,17 @@ import (
 // was there the last time tells that it is still the same one. So a command is given up between one request timeout and one
 // and an eighth; one that comes to an idle session up to a ping interval later.
 
-// patience is how long the target may take to confirm.
+// patience is how long the target may take to confirm, and how long it is left alone.
 type patience struct {
 	back  time.Duration // before a session returns to a preferred route, the first time
 	move  time.Duration // at a portal at least, when all are shut
 	abort time.Duration // ABORT TASK
 	reset time.Duration // LOGICAL UNIT RESET, ABORT TASK SET
+	look  time.Duration // between two looks at its units, unless one is urgent
 	told  time.Duration // to tell of each command that it was ended by the reset of another session, if it does tell
 }
 
-var defaultPatience = patience{back: firstReturn, move: movePause, abort: 5 * time.Second, reset: 10 * time.Second, told: time.Second}
+var defaultPatience = patience{back: firstReturn, move: movePause, look: lookPause, abort: 5 * time.Second, reset: 10 * time.Second, told: time.Second}
 
 // flushFactor is how much longer a cache flush may take than other commands, as in the kernel (drivers/scsi/sd.h, SD_FLUSH_TIMEOUT_MULTIPLIER).
 const flushFactor = 2

@@ -144,7 +144,10 @@ func (p *Plane) attach(ctx context.Context, a ipc.AttachRequest) (err error) {
 	g.mu.Lock()
 	g.devices++
 	g.mu.Unlock()
-	if a.Recover || g.unit(a.LUN) != unit { // the target was asked again meanwhile
+	switch {
+	case a.Recover:
+		g.notices.hurry()
+	case g.unit(a.LUN) != unit: // the target was asked again meanwhile
 		g.notices.look()
 	}
 	if g.several {

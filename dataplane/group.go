@@ -327,7 +327,7 @@ func (p *path) runRecovery(lived, stay time.Duration) {
 	}
 	g.mu.Unlock()
 	if whole {
-		g.notices.look() // much may have changed while nobody could tell us
+		g.notices.hurry() // much may have changed while nobody could tell us
 	}
 	log.Info("session is back")
 	g.plane.notifyGroup(g)

@@ -61,7 +61,7 @@ func (p *Plane) restore(_ context.Context, r ipc.RestoreRequest) (*ipc.Group, er
 // emptyGroup is a group before its first login.
 func (p *Plane) emptyGroup(request ipc.LoginRequest) *group {
 	g := &group{plane: p, request: request, state: ipc.GroupUp, since: time.Now(), transport: request.Transport}
-	g.notices.wake = make(chan struct{}, 1)
+	g.notices.wake, g.notices.urgent = make(chan struct{}, 1), make(chan struct{}, 1)
 	g.debts.owed, g.debts.paying = map[debt]uint64{}, make(chan struct{}, 1)
 	g.debts.reset = map[scsi.LUN]uint64{}
 	g.ctx, g.cancel = context.WithCancel(p.ctx)

@@ -32,6 +32,7 @@ type notices struct {
 	all    bool // look at the target's units whatever the list says
 	access bool // ask for access states whatever the list says
 	wake   chan struct{}
+	urgent chan struct{} // requests wait for the look
 }
 
 // maxNotices bounds what may wait; what is more than that only makes the target be asked.
@@ -58,6 +59,15 @@ func (n *notices) look() {
 	n.mu.Unlock()
 	select {
 	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// hurry is look for somebody whose requests wait until it is done, and who cannot be there often.
+func (n *notices) hurry() {
+	n.look()
+	select {
+	case n.urgent <- struct{}{}:
 	default:
 	}
 }
@@ -118,7 +128,7 @@ func (p *path) heard(lun scsi.LUN, sense []byte) {
 	p.group.notices.add(lu.Notice{Unit: &lu.Unit{LUN: lun}, Attention: a, Text: s.String()})
 }
 
-// Pauses of the watch: between two looks, before a look that failed is repeated, and while a device is condemned, whose unit may come back. A unit
+// Pauses of the watch: between two looks unless one is urgent, before a look that failed is repeated, and while a device is condemned, whose unit may come back. A unit
 // that nobody could identify for doubtTimeout is condemned, so that its requests end.
 const (
 	lookPause    = 250 * time.Millisecond
@@ -189,7 +199,8 @@ func (g *group) runWatch() {
 		select {
 		case <-g.ctx.Done():
 			return
-		case <-time.After(lookPause):
+		case <-g.notices.urgent:
+		case <-time.After(g.plane.patience.look):
 		}
 	}
 }

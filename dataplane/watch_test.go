@@ -197,6 +197,18 @@ func TestAttention(t *testing.T) {
 	}
 }
 
+// A look that requests wait for is not held back because there was one a moment ago.
+func TestUrgentLook(t *testing.T) {
+	f := newFickle(t)
+	f.plane.patience.look = time.Hour
+	f.Unit(1).Resize(16 << 20)
+	f.group.notices.look()
+	f.until(t, "an ordinary look", func(g ipc.Group) bool { return second(g).Blocks == 32768 })
+	f.Unit(1).Resize(24 << 20)
+	f.group.notices.hurry()
+	f.until(t, "an urgent one", func(g ipc.Group) bool { return second(g).Blocks == 49152 })
+}
+
 // A single command that meets a unit attention takes it away from the requests of the device: they hear of it nevertheless.
 func TestAttentionOfSingleCommand(t *testing.T) {
 	f := newFickle(t)
