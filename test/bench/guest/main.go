@@ -116,6 +116,8 @@ func (b *bench) measure(ctx context.Context, c plan.Cell, run int) (v map[string
 		v, detail, err = b.measureMemory(ctx, c)
 	case plan.KindCreation:
 		v, err = b.measureCreation(ctx, c)
+	case plan.KindOutage:
+		v, err = b.measureOutage(ctx, c)
 	default:
 		err = fmt.Errorf("cells of kind %q are unknown here", c.Kind)
 	}

@@ -58,7 +58,18 @@ const (
 	KindIdle     Kind = "idle"     // nothing to do for a long time
 	KindMemory   Kind = "memory"   // memory of the initiator's processes
 	KindCreation Kind = "creation" // login and logout of many units
+	KindOutage   Kind = "outage"   // how long requests stand still through a fault
 	KindShare    Kind = "share"    // fio, with every instruction of the machine attributed to its place in the code
+)
+
+// Fault is what happens in a cell of kind "outage".
+type Fault string
+
+// The faults.
+const (
+	FaultKilled  Fault = "killed"  // the data plane gets SIGKILL
+	FaultUpgrade Fault = "upgrade" // the data plane is replaced
+	FaultAway    Fault = "away"    // the target goes away and comes back
 )
 
 // Machine is the guest that a cell is measured in.
@@ -90,6 +101,7 @@ type Cell struct {
 	Devices   int  // logical units of the target
 	Targets   int  // targets, each with Devices/Targets units; 1 when 0
 	Spread    bool // I/O goes to all devices instead of one
+	Fault     Fault
 	Wall      bool // in wall time, on two CPUs
 	Once      bool // a point of a plot: one run is enough
 }
@@ -251,6 +263,17 @@ func All() []Cell {
 		for _, t := range transports {
 			c := Cell{Kind: KindCreation, Transport: t, Devices: 100, Wall: clock == "wall", Once: clock == "counted"}
 			add("creation/"+clock+"/100/"+t, c, Iserd, initiators(t)[len(initiators(t))-1])
+		}
+	}
+	// Faults. Without a process in the data path there is none to kill or replace.
+	for _, t := range transports {
+		for _, f := range []Fault{FaultKilled, FaultUpgrade, FaultAway} {
+			c := Cell{Kind: KindOutage, Transport: t, Devices: 1, Fault: f, Once: true}
+			who := []Initiator{Iserd}
+			if f == FaultAway {
+				who = append(who, initiators(t)[len(initiators(t))-1])
+			}
+			add("outage/"+string(f)+"/"+t, c, who...)
 		}
 	}
 	return cells

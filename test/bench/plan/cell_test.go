@@ -34,6 +34,7 @@ func TestAll(t *testing.T) {
 		"iser/4k-qd1/read/iserd", "iser/4k-qd32/write/ib_iser", "iser/4k-qd32x4/read/shared", "iser/128k-qd16/write/iserd", "tcp/512k-qd8/read/iscsi_tcp",
 		"iser/4k-qd32/read/libiscsi", "tcp/4k-qd32/read/libiscsi", "null/4k-qd32/read/null_blk", "share/4k-qd32/write/tcp/iserd", "size/iser/512k/read/shared",
 		"depth/tcp/64/read/iserd", "devices/100/spread/iserd", "memory/100/iserd", "idle/100/iserd", "creation/wall/100/iser/ib_iser", "creation/counted/100/tcp/iserd",
+		"outage/killed/iser/iserd", "outage/away/tcp/iscsi_tcp",
 	} {
 		if !seen[name] {
 			t.Errorf("there is no cell %s", name)

@@ -79,6 +79,8 @@ const (
 	LoginSeconds    = "login_seconds"    // from the command until every device has been read
 	CommandSeconds  = "command_seconds"  // of that, until the command ended
 	LogoutSeconds   = "logout_seconds"   // from the command until every device and session has gone
+	StillMedian     = "still_median"     // no request was completed: the median over the faults of a run, s
+	StillMost       = "still_most"       // the longest of them, s
 	ShareIOs        = "share_ios"        // I/O over which instructions were attributed
 	SharePrefix     = "share_"           // + name of a place: thousands of instructions per I/O
 )

@@ -250,4 +250,16 @@ var bars = []bar{
 		}
 		return within("%.1f s", all...)
 	}},
+	{"requests stand still: at most 0.5 s when the data plane is killed, 0.3 s when it is replaced, 0.25 s after the return of a target", func(r *Results) (string, bool, bool) {
+		var all []limited
+		for _, g := range groups("outage") {
+			for _, c := range g {
+				if c.Initiator.Ours() {
+					limit := map[plan.Fault]float64{plan.FaultKilled: 0.5, plan.FaultUpgrade: 0.3, plan.FaultAway: 0.25}[c.Fault]
+					all = append(all, limited{string(c.Fault) + " " + c.Transport, r.Get(c.Name, plan.StillMost).Median(), limit})
+				}
+			}
+		}
+		return within("%.2f s", all...)
+	}},
 }

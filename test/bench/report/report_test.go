@@ -201,6 +201,8 @@ func TestBars(t *testing.T) {
 			v = map[string]float64{plan.Resident: 60, plan.PinnedOutside: 4}
 		case plan.KindCreation:
 			v = map[string]float64{plan.LoginSeconds: 20, plan.LogoutSeconds: 1}
+		case plan.KindOutage:
+			v = map[string]float64{plan.StillMedian: 0.1, plan.StillMost: 0.25}
 		}
 		return []map[string]float64{v}
 	}
@@ -233,6 +235,7 @@ func TestBars(t *testing.T) {
 		{"memory", "memory/1/iserd", plan.Resident, 61, "1: 65.0 MiB; 100: 64.0 MiB"},
 		{"100 devices", "devices/100/spread/iserd", plan.IOPS, 960, "spread: 0.960"},
 		{"100 units", "creation/wall/100/tcp/iserd", plan.LogoutSeconds, 21, "tcp logout 21.0 s"},
+		{"requests stand still", "outage/away/tcp/iserd", plan.StillMost, 0.26, "away tcp 0.26 s"},
 	} {
 		r := sample(good)
 		r.Cells[tc.cell].Runs[0][tc.value] = tc.to

@@ -25,6 +25,7 @@ func (r *Results) sections() Sections {
 		"memory":      r.memoryTable(),
 		"idle":        r.idleTable(),
 		"creation":    r.creationTable(),
+		"outage":      r.outageTable(),
 	}
 }
 
@@ -344,6 +345,26 @@ func (r *Results) creationTable() string {
 		}
 	}
 	return t.String()
+}
+
+// outageTable shows for how long requests stand still.
+func (r *Results) outageTable() string {
+	t := table{head: []string{"fault", "who", "nothing completed for, s, median", "longest"}}
+	for _, g := range groups("outage") {
+		for _, c := range g {
+			if r.Cells[c.Name] != nil {
+				t.add(faultText[c.Fault], who(c), median(r.Get(c.Name, plan.StillMedian)), median(r.Get(c.Name, plan.StillMost)))
+			}
+		}
+	}
+	return t.String()
+}
+
+// faultText describes a fault for a reader.
+var faultText = map[plan.Fault]string{
+	plan.FaultKilled:  "data plane killed, from SIGKILL",
+	plan.FaultUpgrade: "data plane replaced",
+	plan.FaultAway:    "target away, from its return",
 }
 
 // environmentTable tells what was measured with what.
