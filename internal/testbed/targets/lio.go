@@ -200,6 +200,17 @@ func (l *LIO) AddUnit(lun int, u Unit) error {
 	return os.Symlink(core, filepath.Join(dir, "backend"))
 }
 
+// AddShared offers a unit of another target by this one too, under the same number: two ways to one unit that are nothing to each other for an initiator but
+// the unit's serial number. This target is closed first.
+func (l *LIO) AddShared(lun int, owner *LIO) error {
+	l.luns[lun] = "" // the back end stays its owner's
+	dir := filepath.Join(l.tpg, "lun", "lun_"+strconv.Itoa(lun))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return os.Symlink(owner.luns[lun], filepath.Join(dir, "backend"))
+}
+
 // RemoveUnit takes a unit away while the target runs.
 func (l *LIO) RemoveUnit(lun int) error {
 	dir := filepath.Join(l.tpg, "lun", "lun_"+strconv.Itoa(lun))
