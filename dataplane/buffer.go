@@ -79,7 +79,13 @@ func (p *Plane) addBuffer(ctx context.Context, r ipc.BufferAddRequest) (err erro
 	}
 	b := &buffer{id: r.ID, label: r.Label, offset: r.Offset, file: os.NewFile(uintptr(fd), "buffer"), mrs: make(map[*rdma.Device]*rdma.MR)}
 	mem, err := unix.Mmap(fd, r.Offset, int(r.Length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
+	switch {
+	case err == nil:
+	case fs.Type == unix.HUGETLBFS_MAGIC && errors.Is(err, unix.ENOMEM): // mapping reserves the pages
+		b.file.Close()
+		return &ipc.Error{Code: api.ErrLimitsExceeded, Text: fmt.Sprintf(
+			"map %d bytes: %d huge pages of %d KiB are wanted and fewer are free; make more (vm.nr_hugepages)", r.Length, r.Length/int64(fs.Bsize), fs.Bsize>>10)}
+	default:
 		b.file.Close()
 		return fmt.Errorf("buffer %d: map %d bytes: %w", r.ID, r.Length, err)
 	}

@@ -73,21 +73,28 @@ func onlyArena(t testing.TB) {
 	})
 }
 
+const hugePagesKnob = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+
+// setHugePages makes so many huge pages of 2 MiB, used ones among them.
+func setHugePages(t testing.TB, n int) {
+	t.Helper()
+	if err := os.WriteFile(hugePagesKnob, []byte(strconv.Itoa(n)), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(hugePagesKnob); strings.TrimSpace(string(got)) != strconv.Itoa(n) {
+		t.Fatalf("%s huge pages of %d", got, n)
+	}
+}
+
 // hugePages makes a hugetlbfs with room for n pages of 2 MiB.
 func hugePages(t testing.TB, n int) (dir string) {
 	t.Helper()
-	const knob = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
-	if err := os.WriteFile(knob, []byte(strconv.Itoa(n)), 0); err != nil {
-		t.Fatal(err)
-	}
-	if got, _ := os.ReadFile(knob); strings.TrimSpace(string(got)) != strconv.Itoa(n) {
-		t.Fatalf("%s huge pages of %d", got, n)
-	}
+	setHugePages(t, n)
 	dir = t.TempDir()
 	must(t, "mount", "-t", "hugetlbfs", "none", dir)
 	t.Cleanup(func() {
 		run(t, "umount", dir)
-		_ = os.WriteFile(knob, []byte("0"), 0)
+		_ = os.WriteFile(hugePagesKnob, []byte("0"), 0)
 	})
 	return dir
 }
