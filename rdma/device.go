@@ -195,7 +195,7 @@ type MR struct {
 // Register gives the adapter access to mem until the MR is closed. mem must be outside the Go heap (internal/mempool, mmap); it stays
 // pinned in memory as a whole.
 //
-// Errors: *VerbError; ENOMEM mostly means the limit of locked memory.
+// Errors: *VerbError; ENOMEM mostly means the limit of locked memory, EPERM that it is 0.
 //
 // Wraps: ibv_reg_mr(3).
 func (d *Device) Register(mem []byte, access Access) (*MR, error) {
@@ -207,7 +207,7 @@ func (d *Device) Register(mem []byte, access Access) (*MR, error) {
 	if c == nil {
 		d.release()
 		e := &VerbError{Call: "ibv_reg_mr", Err: errnoOf(err)}
-		if e.Err == unix.ENOMEM {
+		if e.Err == unix.ENOMEM || e.Err == unix.EPERM { // EPERM: nothing may be locked at all
 			e.Hint = "raise the limit of locked memory (LimitMEMLOCK=, ulimit -l) or grant CAP_IPC_LOCK"
 		}
 		return nil, fmt.Errorf("device %s: register %d bytes for %s: %w", d.name, len(mem), access, e)

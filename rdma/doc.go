@@ -55,7 +55,7 @@
 //     (rxe: 2^15, 134 ms).
 //   - On InfiniBand and RoCE the private data of a connection reply is delivered at its full field length, filled with zeros: its length
 //     says nothing about what the peer wrote.
-//   - Locked memory counts against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK; registration then fails with ENOMEM.
+//   - Locked memory counts against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK; registration then fails with ENOMEM, or with EPERM if the limit is 0.
 //
 // Sources: rdma-core's manual pages (rdma_cm(7), ibv_post_send(3), ibv_poll_cq(3), ibv_get_cq_event(3)), include/infiniband/verbs.h,
 // librdmacm/cma.c; the kernel's drivers/infiniband/core/{cma,ucma}.c; the InfiniBand Architecture Specification for states and statuses.

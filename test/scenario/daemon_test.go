@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +24,7 @@ var control = &daemon{socket: "/run/iserd/control.sock"}
 
 type daemon struct {
 	socket string
+	by     []string // the program that executes it, with its arguments
 	mu     sync.Mutex
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the process has ended
@@ -48,7 +50,8 @@ func (d *daemon) need(t testing.TB) {
 		}
 		d.log = f
 	}
-	cmd := exec.Command("iserd")
+	command := append(slices.Clone(d.by), "iserd")
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = d.log, d.log
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("start iserd: %v", err)
