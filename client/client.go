@@ -81,6 +81,16 @@ func (c *Client) Upgrade(ctx context.Context, r api.UpgradeRequest) (out api.Upg
 	return out, c.call(ctx, http.MethodPost, "upgrade", r, &out)
 }
 
+// Config tells what the daemon goes by.
+func (c *Client) Config(ctx context.Context) (out api.ConfigReply, err error) {
+	return out, c.call(ctx, http.MethodGet, "config", nil, &out)
+}
+
+// Reload has the daemon read its configuration again.
+func (c *Client) Reload(ctx context.Context, r api.ReloadRequest) (out api.ReloadReply, err error) {
+	return out, c.call(ctx, http.MethodPost, "reload", r, &out)
+}
+
 // Nodes lists stored records.
 func (c *Client) Nodes(ctx context.Context, f api.NodeFilter) (out api.NodesReply, err error) {
 	q := url.Values{"target": {f.Target}, "portal": {f.Portal}}

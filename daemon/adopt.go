@@ -99,7 +99,7 @@ func (s *Service) rebuild(g ipc.Group, d ipc.Device, pid int) (deviceRecord, boo
 		}
 		r := deviceRecord{
 			Schema: deviceSchema, UblkID: d.UblkID, Group: g.ID, Target: g.Target, Portal: g.Portal, Transport: g.Transport, TPGT: g.TPGT, Others: g.Others, PID: pid,
-			Queues: len(d.Queues), Depth: s.opt.Config.QueueDepth, MaxIO: s.opt.Config.MaxIO, Unit: u, Created: g.Since,
+			Queues: len(d.Queues), Depth: s.Config().QueueDepth, MaxIO: s.Config().MaxIO, Unit: u, Created: g.Since,
 		}
 		if err := s.writeDevice(r); err != nil {
 			s.log.WithError(err).Error("device record is lost and cannot be written again")

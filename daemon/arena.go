@@ -98,7 +98,7 @@ func (s *Service) forgetSlice(b *buffer) {
 
 // arenaLocked counts the slices. Preconditions: s.mu is held.
 func (s *Service) arenaLocked() api.Arena {
-	a := api.Arena{SliceSize: uint64(s.opt.Config.SharedSlice) << 20, Reason: s.mem.arenaWhy}
+	a := api.Arena{SliceSize: uint64(s.Config().SharedSlice) << 20, Reason: s.mem.arenaWhy}
 	for _, b := range s.mem.buffers {
 		if b.Kind != api.BufferSlice || b.removing {
 			continue
@@ -119,8 +119,8 @@ func (s *Service) arenaLocked() api.Arena {
 // setUpArena makes the slices that are configured and missing, and removes those that are too many or of another size, lent ones once they are back.
 func (s *Service) setUpArena(ctx context.Context, pc planeConn) {
 	why := ""
-	size := int64(s.opt.Config.SharedSlice) << 20
-	want := s.opt.Config.SharedArena / s.opt.Config.SharedSlice
+	size := int64(s.Config().SharedSlice) << 20
+	want := s.Config().SharedArena / s.Config().SharedSlice
 	if want == 0 {
 		why = "no memory is configured for it (shared_arena)"
 	}
@@ -371,7 +371,7 @@ func (s *Service) replace(ctx context.Context, pc planeConn, b *buffer) {
 // excess tells whether the configuration asks for fewer slices, or others.
 func (s *Service) excess(b *buffer) bool {
 	n := len(s.buffersWhere(func(x *buffer) bool { return x.Kind == api.BufferSlice && (x == b || !x.removing) }))
-	return b.Length != int64(s.opt.Config.SharedSlice)<<20 || n > s.opt.Config.SharedArena/s.opt.Config.SharedSlice
+	return b.Length != int64(s.Config().SharedSlice)<<20 || n > s.Config().SharedArena/s.Config().SharedSlice
 }
 
 // quiet tells whether no request is out that moves data in a slice. A data plane that does not count by buffer is quiet when the devices are.

@@ -202,7 +202,8 @@ func (s *Service) admitLocked(b *buffer, o Owner) error {
 			user += x.Length
 		}
 	}
-	limit, userLimit := int64(s.opt.Config.SharedLimit)<<20, int64(s.opt.Config.SharedUserLimit)<<20
+	c := s.Config()
+	limit, userLimit := int64(c.SharedLimit)<<20, int64(c.SharedUserLimit)<<20
 	switch {
 	case b.Kind != api.BufferSlice && total+b.Length > limit:
 		return api.Errorf(api.ErrLimitsExceeded, "%d MiB more would be over the limit of all users: %d of %d MiB are registered (shared_limit)", b.Length>>20, total>>20, limit>>20)
@@ -435,7 +436,7 @@ func (s *Service) give(ctx context.Context, pc planeConn, b *buffer) error {
 
 // awaitBuffer waits until a new buffer is registered with each device that is up. The error is the first that a driver gave.
 func (s *Service) awaitBuffer(ctx context.Context, b *buffer) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*s.opt.Config.ControlTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*s.Config().ControlTimeout)
 	defer cancel()
 	changes, done := s.Watch()
 	defer done()
@@ -538,7 +539,7 @@ func (s *Service) buffersWhere(f func(*buffer) bool) []*buffer {
 
 // awaitGone waits until buffers are gone, or wait only for devices that are not up.
 func (s *Service) awaitGone(ctx context.Context, list ...*buffer) {
-	ctx, cancel := context.WithTimeout(ctx, 2*s.opt.Config.ControlTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*s.Config().ControlTimeout)
 	defer cancel()
 	changes, done := s.Watch()
 	defer done()

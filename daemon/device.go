@@ -122,7 +122,7 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 	if err != nil {
 		return nil, blockError(err)
 	}
-	params, maxIO, err := limits(u, s.opt.Config.MaxIO)
+	params, maxIO, err := limits(u, s.Config().MaxIO)
 	if err != nil {
 		return nil, api.Errorf(api.ErrNotSupported, "%w", err)
 	}
@@ -132,7 +132,7 @@ func (s *Service) serve(ctx context.Context, pc planeConn, g *ipc.Group, u *ipc.
 		Unit: *u, Created: time.Now().UTC(),
 	}
 	spec := ublk.DeviceSpec{
-		ID: -1, Queues: pc.hello.Reactors, Depth: s.opt.Config.QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: s.serverTag(g.ID, u.LUN),
+		ID: -1, Queues: pc.hello.Reactors, Depth: s.Config().QueueDepth, MaxIOBytes: uint32(maxIO), ServerTag: s.serverTag(g.ID, u.LUN),
 		Features: ublk.FeatureUserCopy | ublk.FeatureIoctlEncode | features&(wantedFeatures|transportFeatures(g.Transport)),
 	}
 

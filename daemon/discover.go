@@ -36,7 +36,7 @@ func (s *Service) discover(ctx context.Context, r api.DiscoverRequest, fallback 
 	}
 	timeout := r.Timeout.Duration()
 	if timeout == 0 {
-		timeout = api.SecondsOr(how.LoginTimeout, s.opt.Config.DiscoveryTimeout)
+		timeout = api.SecondsOr(how.LoginTimeout, s.Config().DiscoveryTimeout)
 	}
 	asked := []string{transport}
 	if transport == api.TransportAuto {

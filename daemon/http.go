@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -59,7 +60,7 @@ func (s *Service) ServeSocket(ctx context.Context, path string, started func()) 
 		defer close(ended)
 		<-ctx.Done()
 		// Requests at work see the end of ctx, undo what they did, and get a moment to answer.
-		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*s.opt.Config.ControlTimeout)
+		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*s.Config().ControlTimeout)
 		defer cancel()
 		if srv.Shutdown(sctx) != nil {
 			_ = srv.Close()
@@ -76,10 +77,10 @@ func (s *Service) ServeSocket(ctx context.Context, path string, started func()) 
 
 // Handler is the control API.
 //
-//	GET  /v1/status /v1/sessions /v1/devices?queues=1 /v1/nodes?target=&portal= /v1/portals /v1/buffers
+//	GET  /v1/status /v1/sessions /v1/devices?queues=1 /v1/nodes?target=&portal= /v1/portals /v1/buffers /v1/config
 //	POST /v1/discover /v1/firmware /v1/login /v1/logout /v1/rescan /v1/upgrade /v1/devices/abort /v1/nodes/add /v1/nodes/delete /v1/nodes/set /v1/nodes/secret
 //	POST /v1/portals/set /v1/portals/secret /v1/portals/delete /v1/buffers/add /v1/buffers/adopt /v1/buffers/remove
-//	POST /v1/scsi /v1/scsi/reserve /v1/scsi/reservation
+//	POST /v1/reload /v1/scsi /v1/scsi/reserve /v1/scsi/reservation
 //
 // Each answer is one of the replies of package api; a failure is an ErrorReply.
 func (s *Service) Handler() http.Handler {
@@ -87,6 +88,8 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("GET /v1/status", get(func(r *http.Request) (any, error) {
 		return api.StatusReply{Version: api.Version, Status: s.Status(r.Context())}, nil
 	}))
+	mux.HandleFunc("GET /v1/config", get(func(r *http.Request) (any, error) { return s.Configuration(), nil }))
+	mux.HandleFunc("POST /v1/reload", post(s.Reload))
 	mux.HandleFunc("GET /v1/sessions", get(func(*http.Request) (any, error) { return s.Sessions(), nil }))
 	mux.HandleFunc("GET /v1/devices", get(func(r *http.Request) (any, error) {
 		return s.Devices(r.Context(), r.FormValue("queues") != ""), nil
@@ -137,10 +140,10 @@ func (s *Service) Handler() http.Handler {
 const settleTimeout = 20 * time.Second
 
 // settled lets requests wait until the daemon knows what a former one has left, so that nobody is told of no devices while there are some. Only
-// the status is answered at any time.
+// the status and the configuration are answered at any time.
 func (s *Service) settled(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/v1/status" {
+		if !slices.Contains([]string{"/v1/status", "/v1/config", "/v1/reload"}, r.URL.Path) {
 			timeout := time.NewTimer(settleTimeout)
 			defer timeout.Stop()
 			select {

@@ -61,7 +61,7 @@ func (s *Service) Login(ctx context.Context, r api.LoginRequest) (api.LoginReply
 	for i, c := range cands {
 		timeout := r.Timeout.Duration()
 		if timeout == 0 {
-			timeout = api.SecondsOr(c.settings.LoginTimeout, s.opt.Config.LoginTimeout)
+			timeout = api.SecondsOr(c.settings.LoginTimeout, s.Config().LoginTimeout)
 		}
 		reply, err := s.loginOne(ctx, pc, c, s.others(c, cands), timeout)
 		if err == nil {
@@ -276,7 +276,7 @@ func (s *Service) loginRequest(pc planeConn, id, target string, set *api.Setting
 			target, pc.hello.PID, pc.hello.Build, strings.Join(append(names, secrets.Names()...), ", "))
 	}
 	return ipc.LoginRequest{
-		Group: id, Target: target, InitiatorName: s.name, RequestTimeout: api.SecondsOr(set.RequestTimeout, s.opt.Config.RequestTimeout),
+		Group: id, Target: target, InitiatorName: s.name, RequestTimeout: api.SecondsOr(set.RequestTimeout, s.Config().RequestTimeout),
 		Settings: *set, Policy: cmp.Or(set.PathPolicy, api.PathFailover), Secret: secrets.Secret, TargetSecret: secrets.TargetSecret,
 	}, nil
 }
@@ -310,7 +310,7 @@ func (s *Service) explain(ctx context.Context, err error, target string, portal 
 	if !api.Is(err, api.ErrLoginFailed) {
 		return err
 	}
-	timeout := min(s.opt.Config.DiscoveryTimeout, 5*time.Second)
+	timeout := min(s.Config().DiscoveryTimeout, 5*time.Second)
 	r, derr := s.discover(ctx, api.DiscoverRequest{Portal: portal.String(), Transport: c.transport, Timeout: api.Seconds(timeout.Seconds())}, binding(c.settings))
 	if derr != nil || slices.ContainsFunc(r.Targets, func(t api.Target) bool { return t.Target == target }) {
 		return err

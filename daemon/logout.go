@@ -74,7 +74,7 @@ func (s *Service) end(ctx context.Context, group string, force bool) (api.Logout
 	failed := ss.state == api.SessionFailed
 	lost := failed || ss.waits() // its requests cannot be answered now
 	target := ss.group.Target
-	patience := s.opt.Config.LoginTimeout + api.SecondsOr(ss.group.Settings.LogoutTimeout, 0)
+	patience := s.Config().LoginTimeout + api.SecondsOr(ss.group.Settings.LogoutTimeout, 0)
 	devices := make([]*device, 0, len(ss.devices))
 	for _, d := range ss.devices {
 		devices = append(devices, d)
@@ -234,7 +234,7 @@ func (s *Service) restore(ctx context.Context, pc planeConn, ss *session, gone [
 	if !up || len(gone) == 0 || pc.client == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, 4*s.opt.Config.ControlTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 4*s.Config().ControlTimeout)
 	defer cancel()
 	if _, err := s.serveUnits(ctx, pc, ss, units); err != nil {
 		s.log.WithError(err).Error("devices that were stopped are not served again")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -67,9 +68,13 @@ type Launcher func() (exited <-chan error, err error)
 
 // Options are what a Service works with.
 type Options struct {
-	Config   config.Config
+	Config   config.Loaded
 	RunDir   string // runtime state: sockets, device files
 	StateDir string // records
+	// Load reads the configuration again; nil: there is nothing to read.
+	Load func() (config.Loaded, error)
+	// Reloading hears that the configuration is being read again, and what it returns that this is done; nil: nobody wants to know.
+	Reloading func() (done func())
 	// EtcName is the file of the initiator's name; "" means /etc/iserd/initiatorname.
 	EtcName string
 	Version string
@@ -99,12 +104,15 @@ type Service struct {
 	isids   *records.ISIDs
 	name    string
 	since   time.Time
+	conf    atomic.Pointer[configuration]
 	plane   *plane
 	targets keyLock
 	jobs    sync.WaitGroup  // clean-ups that events started
 	ready   chan struct{}   // closed when what a former daemon left is known
 	life    context.Context // of what goes on in the background; ends with Run
 	endJobs context.CancelFunc
+
+	reloading sync.Mutex // while the configuration is being replaced
 
 	blocksMu sync.Mutex
 	blocks   Blocks // nil until it could be opened
@@ -154,6 +162,7 @@ func New(opt Options) (*Service, error) {
 		opt: opt, log: opt.Log, since: time.Now(), sessions: make(map[string]*session), watchers: make(map[chan struct{}]struct{}),
 		bus: "not used", ready: make(chan struct{}), mem: newMemoryState(),
 	}
+	s.conf.Store(&configuration{opt.Config, opt.Config.Config})
 	s.life, s.endJobs = context.WithCancel(context.Background())
 	for _, d := range []struct {
 		path string
@@ -178,7 +187,7 @@ func New(opt Options) (*Service, error) {
 	}
 	s.aborted = s.readAborted()
 	s.isids = records.OpenISIDs(filepath.Join(opt.StateDir, "isid.json"))
-	if s.name = opt.Config.InitiatorName; s.name == "" {
+	if s.name = opt.Config.Config.InitiatorName; s.name == "" {
 		var path string
 		if s.name, path, err = records.InitiatorName(opt.EtcName, filepath.Join(opt.StateDir, "initiatorname")); err != nil {
 			return nil, api.Errorf(api.ErrDatabase, "%w", err)
@@ -304,12 +313,12 @@ func (s *Service) changed() {
 
 // undo returns a context for taking something back: it does not end with ctx, but in time.
 func (s *Service) undo(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), 2*s.opt.Config.ControlTimeout)
+	return context.WithTimeout(context.WithoutCancel(ctx), 2*s.Config().ControlTimeout)
 }
 
 // bounded returns a context for one command to the driver.
 func (s *Service) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, s.opt.Config.ControlTimeout)
+	return context.WithTimeout(ctx, s.Config().ControlTimeout)
 }
 
 // Nodes lists the stored records that match.

@@ -309,7 +309,7 @@ func (s *Service) restoreSession(ctx context.Context, pc planeConn, group ipc.Gr
 	}
 	login.Portal, login.Transport, login.ISID = group.Portal, group.Transport, isid
 	login.Others = group.Others
-	login.Timeout = api.SecondsOr(set.LoginTimeout, s.opt.Config.LoginTimeout)
+	login.Timeout = api.SecondsOr(set.LoginTimeout, s.Config().LoginTimeout)
 	r := ipc.RestoreRequest{LoginRequest: login, TPGT: group.TPGT, Units: group.Units}
 	s.mu.Lock()
 	r.Clean = s.answered[group.ID]

@@ -37,6 +37,7 @@ const DefaultPoolSize = 64 << 20
 type Plane struct {
 	log      *logrus.Entry
 	config   Config
+	start    ipc.Start // what Config was before the defaults
 	reactors []*Reactor
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -70,14 +71,16 @@ const eventQueue = 256
 
 // New starts the reactors.
 func New(c Config) (*Plane, error) {
+	start := ipc.Start{Reactors: c.Reactors, ACKTimeout: c.ACKTimeout}
 	if c.Reactors <= 0 {
 		c.Reactors = runtime.NumCPU()
 	}
 	if c.PoolSize <= 0 {
 		c.PoolSize = DefaultPoolSize
 	}
+	start.BufferPool = c.PoolSize >> 20
 	p := &Plane{
-		log: c.Log, config: c, begun: time.Now(),
+		log: c.Log, config: c, start: start, begun: time.Now(),
 		groups:  make(map[string]*group),
 		pending: make(map[string]bool),
 		devices: make(map[int]*device),
@@ -202,7 +205,7 @@ func handle[T any](body json.RawMessage, f func(T) (any, error)) (any, error) {
 }
 
 func (p *Plane) hello() ipc.HelloReply {
-	h := ipc.HelloReply{Version: ipc.Version, Build: p.config.Build, PID: os.Getpid(), Reactors: len(p.reactors), Settings: true}
+	h := ipc.HelloReply{Version: ipc.Version, Build: p.config.Build, PID: os.Getpid(), Reactors: len(p.reactors), Settings: true, Start: &p.start}
 	if devices, err := rdma.Devices(); err == nil {
 		for _, d := range devices {
 			h.RDMA = append(h.RDMA, d.Name)

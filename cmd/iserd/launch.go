@@ -20,13 +20,13 @@ import (
 const dataPlaneName = "iserd-io"
 
 // launcher starts the data plane as a process of its own session, without a signal at our death and with our standard error: it is to live on
-// when this process ends, however it ends. It returns nil when somebody else starts it.
-func launcher(c config.Config, runDir string) daemon.Launcher {
-	if c.DataPlane == "none" {
+// when this process ends, however it ends. It goes by the configuration of that moment. The launcher is nil when somebody else starts it.
+func launcher(current func() config.Config, external bool, runDir string) daemon.Launcher {
+	if external {
 		return nil
 	}
 	return func() (<-chan error, error) {
-		cmd, err := dataPlane(c, runDir)
+		cmd, err := dataPlane(current(), runDir)
 		if err != nil {
 			return nil, err
 		}
@@ -73,12 +73,12 @@ func start(cmd *exec.Cmd) (exited <-chan error, err error) {
 
 // preparer starts a data plane that gets ready and waits until it is told to serve (internal/standby). Of one that somebody else starts it only sees whether
 // it can be executed.
-func preparer(c config.Config, runDir string) func(context.Context, int) (*daemon.Successor, error) {
+func preparer(current func() config.Config, external bool, runDir string) func(context.Context, int) (*daemon.Successor, error) {
 	return func(ctx context.Context, pid int) (*daemon.Successor, error) {
-		if c.DataPlane == "none" {
+		if external {
 			return nil, tryInstalled(ctx, pid)
 		}
-		cmd, err := dataPlane(c, runDir)
+		cmd, err := dataPlane(current(), runDir)
 		if err != nil {
 			return nil, err
 		}

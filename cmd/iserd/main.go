@@ -17,6 +17,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"iserd.org/iserd/api"
@@ -27,9 +28,11 @@ import (
 	"iserd.org/iserd/ublk"
 )
 
-// flags are what the command line can say. An empty one leaves the word to the configuration.
+// flags are what the command line can say besides the options.
 type flags struct {
-	runDir, stateDir, configFile, dataPlane, logLevel, bus string
+	runDir, stateDir, configFile, bus string
+
+	options *pflag.FlagSet
 }
 
 func main() {
@@ -61,24 +64,19 @@ func command() *cobra.Command {
 	fl.StringVar(&f.runDir, "run-dir", "/run/iserd", "sockets and the state of this boot")
 	fl.StringVar(&f.stateDir, "state-dir", "/var/lib/iserd", "records that outlive a reboot")
 	fl.StringVar(&f.configFile, "config", "", "read this file instead of /etc/iserd/iserd.toml and its drop-ins")
-	fl.StringVar(&f.dataPlane, "data-plane", "", "program that carries the I/O (default: iserd-io beside this program, then in PATH); \"none\" leaves starting it to others")
-	fl.StringVar(&f.logLevel, "log-level", "", "error, warn, info or debug (default: info)")
 	fl.StringVar(&f.bus, "bus", "system", "D-Bus to join: system, none, or an address")
+	config.AddFlags(fl)
+	f.options = fl
 	return cmd
 }
 
-func (f *flags) load() (config.Config, error) {
-	c, err := config.Load(f.configFile)
-	if err != nil {
-		return c, err
+// load reads the configuration: files, environment and flags.
+func (f *flags) load() (config.Loaded, error) {
+	src := config.Sources{Files: config.Places, Environment: true, Flags: f.options}
+	if f.configFile != "" {
+		src.Files, src.Named = nil, []string{f.configFile}
 	}
-	if f.logLevel != "" {
-		c.LogLevel = f.logLevel
-	}
-	if f.dataPlane != "" {
-		c.DataPlane = f.dataPlane
-	}
-	return c, c.Check()
+	return config.Load(src)
 }
 
 func run(f flags) error {
@@ -102,13 +100,19 @@ func run(f flags) error {
 		}
 		defer func() { _ = lock.Close() }()
 	}
-	log := newLogger(conf.LogLevel)
+	log := newLogger(conf.Config.LogLevel)
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, unix.SIGHUP)
+	defer signal.Stop(hup)
 
-	s, err := daemon.New(daemon.Options{
-		Config: conf, RunDir: f.runDir, StateDir: f.stateDir, Version: version.String(), Log: logrus.NewEntry(log),
+	var s *daemon.Service
+	current := func() config.Config { return s.Config() }
+	external := conf.Config.DataPlane == "none"
+	s, err = daemon.New(daemon.Options{
+		Config: conf, Load: f.load, Reloading: tellReload, RunDir: f.runDir, StateDir: f.stateDir, Version: version.String(), Log: logrus.NewEntry(log),
 		Discoverer: discoverer{},
-		Launch:     launcher(conf, f.runDir),
-		Prepare:    preparer(conf, f.runDir),
+		Launch:     launcher(current, external, f.runDir),
+		Prepare:    preparer(current, external, f.runDir),
 		OpenBlocks: func() (daemon.Blocks, error) { return ublk.OpenControl() },
 		Devices:    ublk.List,
 		Holders:    holders,
@@ -148,7 +152,7 @@ func run(f flags) error {
 			}
 		})
 	}
-	begin(func() { reload(ctx, f, log) })
+	begin(func() { reload(ctx, s, hup) })
 	begin(func() {
 		for _, c := range []chan struct{}{ready, listening} {
 			select {
@@ -193,25 +197,22 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// reload reads the configuration again at each SIGHUP. What can change in a running daemon is the log level.
-func reload(ctx context.Context, f flags, log *logrus.Logger) {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, unix.SIGHUP)
-	defer signal.Stop(hup)
+// reload reads the configuration again at each SIGHUP. What comes of it is in the log.
+func reload(ctx context.Context, s *daemon.Service, hup <-chan os.Signal) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-hup:
+			_, _ = s.Reload(ctx, api.ReloadRequest{})
 		}
-		c, err := f.load()
-		if err != nil {
-			log.WithError(err).Error("the configuration is not changed")
-			continue
-		}
-		log.SetLevel(levelOf(c.LogLevel))
-		log.Info("log level read again; other settings count from the next start")
 	}
+}
+
+// tellReload tells the service manager that the configuration is being read again, and later that this is done.
+func tellReload() (done func()) {
+	_, _ = sd.SdNotify(false, sd.SdNotifyReloading+"\n"+sd.SdNotifyMonotonicUsec())
+	return func() { _, _ = sd.SdNotify(false, sd.SdNotifyReady) }
 }
 
 // tellStatus keeps the service manager's status line up to date.

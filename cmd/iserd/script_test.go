@@ -5,8 +5,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,9 +48,10 @@ func (l leakCheck) Run() int {
 func fakeDataPlane() {
 	dir := flag.String("run-dir", "", "")
 	flag.String("log-level", "", "")
-	flag.Int("reactors", 0, "")
-	flag.Int("pool", 0, "")
-	flag.Duration("ack-timeout", 0, "")
+	var start ipc.Start
+	flag.IntVar(&start.Reactors, "reactors", 0, "")
+	flag.IntVar(&start.BufferPool, "pool", 64, "")
+	flag.DurationVar(&start.ACKTimeout, "ack-timeout", 0, "")
 	wait := flag.Int("standby", 0, "")
 	flag.Parse()
 	if os.Getenv("BROKEN_DATA_PLANE") != "" {
@@ -56,6 +59,7 @@ func fakeDataPlane() {
 		os.Exit(3)
 	}
 	p := daemontest.NewPlane()
+	p.Start = &start
 	if *wait != 0 {
 		hello, err := p.Handle(context.Background(), ipc.MethodHello, []byte("{}"))
 		if _, brokenErr := os.Stat(filepath.Join(*dir, "unready")); err != nil || brokenErr == nil {
@@ -88,11 +92,22 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata", RequireExplicitExec: true, RequireUniqueNames: true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits, "status": status, "alive": alive, "killplane": killPlane, "upgrade": upgrade,
+			"notified": notified, "hup": hup, "reload": reloaded, "option": option,
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("R", "--run-dir="+env.WorkDir+"/run")
 			env.Setenv("S", "--state-dir="+env.WorkDir+"/state")
 			env.Setenv("ISERD_INITIATOR_NAME", "iqn.2026-11.org.iserd:0123456789ab") // so that /etc is left alone
+			path := env.WorkDir + "/notify.sock"
+			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+			if err != nil {
+				return err
+			}
+			words := make(chan string, 1000) // what nobody reads would stop the daemon
+			go listen(c, words)
+			env.Defer(func() { _ = c.Close() })
+			env.Setenv("NOTIFY_SOCKET", path)
+			env.Values[notifyKey{}] = words
 			return nil
 		},
 	})
@@ -183,6 +198,88 @@ func upgrade(ts *testscript.TestScript, neg bool, args []string) {
 	case !neg:
 		ts.Check(err)
 	}
+}
+
+type notifyKey struct{}
+
+// listen hears what the service manager is told, until the socket is closed.
+func listen(c *net.UnixConn, words chan<- string) {
+	b := make([]byte, 4096)
+	for {
+		n, err := c.Read(b)
+		if err != nil {
+			return
+		}
+		words <- strings.ReplaceAll(string(b[:n]), "\n", " ")
+	}
+}
+
+// notified waits until the service manager is told the words, one after the other, each at the beginning of a message.
+func notified(ts *testscript.TestScript, _ bool, args []string) {
+	limit := time.After(20 * time.Second)
+	for _, want := range args {
+		for text := ""; !strings.HasPrefix(text, want); {
+			select {
+			case text = <-ts.Value(notifyKey{}).(chan string):
+			case <-limit:
+				ts.Fatalf("the service manager is not told %q", want)
+			}
+		}
+	}
+}
+
+// hup sends the daemon SIGHUP.
+func hup(ts *testscript.TestScript, _ bool, _ []string) {
+	st, err := current(ts)
+	ts.Check(err)
+	ts.Check(syscall.Kill(st.PID, syscall.SIGHUP))
+}
+
+// reloaded has the daemon read its configuration again, and wants the names of the options that change; "! reload" wants a failure whose text has the words.
+func reloaded(ts *testscript.TestScript, neg bool, args []string) {
+	c := client.New(ts.MkAbs("run/control.sock"))
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	r, err := c.Reload(ctx, api.ReloadRequest{})
+	if neg {
+		if err == nil || !strings.Contains(err.Error(), args[0]) || !api.Is(err, api.ErrInvalidArgs) {
+			ts.Fatalf("reload: %+v, %v; want %q", r, err, args[0])
+		}
+		return
+	}
+	ts.Check(err)
+	var names []string
+	for _, x := range r.Changes {
+		names = append(names, x.Name)
+	}
+	if !slices.Equal(names, args) {
+		ts.Fatalf("reload: %+v, want changes of %q", r, args)
+	}
+}
+
+// option wants an option of the daemon: NAME VALUE ORIGIN, and what holds until then if it waits.
+func option(ts *testscript.TestScript, _ bool, args []string) {
+	c := client.New(ts.MkAbs("run/control.sock"))
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	r, err := c.Config(ctx)
+	ts.Check(err)
+	for _, o := range r.Options {
+		if o.Name != args[0] {
+			continue
+		}
+		got := []string{o.Name, o.Value.Text, o.Origin.String()}
+		if o.InForce != nil {
+			got = append(got, o.InForce.Text)
+		}
+		if !slices.Equal(got, args) {
+			ts.Fatalf("option %q, want %q", got, args)
+		}
+		return
+	}
+	ts.Fatalf("no option %s in %+v", args[0], r)
 }
 
 func killPlane(ts *testscript.TestScript, _ bool, args []string) {

@@ -67,6 +67,14 @@ func (l *Lab) RunDir() string { return filepath.Join(l.Dir, "run") }
 // Socket is the control socket.
 func (l *Lab) Socket() string { return filepath.Join(l.RunDir(), "control.sock") }
 
+// ConfigFile is what Load reads, if it is there.
+func (l *Lab) ConfigFile() string { return filepath.Join(l.Dir, "etc", "iserd.toml") }
+
+// Load reads the configuration over the defaults; Config is not asked.
+func (l *Lab) Load() (config.Loaded, error) {
+	return config.Load(config.Sources{Files: []string{l.ConfigFile()}})
+}
+
 // SendTargets implements daemon.Discoverer.
 func (l *Lab) SendTargets(ctx context.Context, q daemon.Question) ([]daemon.Found, error) {
 	portal, transport := q.Portal, q.Transport
@@ -104,7 +112,7 @@ func (l *Lab) Start() (*Daemon, error) {
 		launch, prepare = nil, nil
 	}
 	s, err := daemon.New(daemon.Options{
-		Config: l.Config, RunDir: l.RunDir(), StateDir: filepath.Join(l.Dir, "state"), EtcName: filepath.Join(l.Dir, "etc", "initiatorname"), Version: "test",
+		Config: config.Loaded{Config: l.Config}, Load: l.Load, RunDir: l.RunDir(), StateDir: filepath.Join(l.Dir, "state"), EtcName: filepath.Join(l.Dir, "etc", "initiatorname"), Version: "test",
 		FirmwareDir: filepath.Join(l.Dir, "ibft"),
 		Log:         logrus.NewEntry(log), Discoverer: l, Launch: launch, Prepare: prepare,
 		OpenBlocks: func() (daemon.Blocks, error) {

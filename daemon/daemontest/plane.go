@@ -43,8 +43,9 @@ func Disk(number uint16, size uint64) ipc.Unit {
 type Plane struct {
 	Reactors int
 	RDMA     []string
-	Old      bool // knows nothing of settings
-	Prompt   bool // sessions that are restored are up at once
+	Old      bool       // knows nothing of settings
+	Prompt   bool       // sessions that are restored are up at once
+	Start    *ipc.Start // what it says it was started with
 
 	killing sync.Mutex // while a process ends: the next one waits for its end
 
@@ -246,7 +247,7 @@ func (p *Plane) Prepare(dir string) func(context.Context, int) (*daemon.Successo
 		}
 		exited := make(chan error)
 		return &daemon.Successor{
-			Hello: ipc.HelloReply{Version: ipc.Version, Build: p.build, PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: true},
+			Hello: ipc.HelloReply{Version: ipc.Version, Build: p.build, PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: true, Start: p.Start},
 			Serve: once(func() error {
 				_, err := p.Launch(dir)()
 				return err
@@ -415,7 +416,7 @@ func (p *Plane) Handle(ctx context.Context, method string, body json.RawMessage)
 	case ipc.MethodScsi, ipc.MethodReserve:
 		return p.command(method, body)
 	case ipc.MethodHello:
-		return ipc.HelloReply{Version: ipc.Version, Build: p.running(), PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: !p.Old}, nil
+		return ipc.HelloReply{Version: ipc.Version, Build: p.running(), PID: os.Getpid(), Reactors: p.Reactors, RDMA: p.RDMA, Settings: !p.Old, Start: p.Start}, nil
 	case ipc.MethodLogin:
 		var r ipc.LoginRequest
 		if err := json.Unmarshal(body, &r); err != nil {

@@ -54,6 +54,14 @@ type HelloReply struct {
 	Reactors int      `json:"reactors"` // data-path threads, hence queues of a device and sessions of a group
 	RDMA     []string `json:"rdma"`     // names of the RDMA devices seen
 	Settings bool     `json:"settings"` // it heeds the settings and secrets of a LoginRequest
+	Start    *Start   `json:"start"`    // nil from one that is too old to say
+}
+
+// Start is what a data plane was started with.
+type Start struct {
+	Reactors   int           `json:"reactors"`    // 0: one for each CPU
+	BufferPool int           `json:"buffer_pool"` // MiB
+	ACKTimeout time.Duration `json:"ack_timeout"` // nanoseconds; 0: by the kind of adapter
 }
 
 // Transport is what carries a session.
