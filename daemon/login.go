@@ -182,7 +182,7 @@ func (s *Service) loginOne(ctx context.Context, pc planeConn, c candidate, other
 	}
 	req.Portal, req.Transport, req.Others, req.ISID, req.Timeout = portal.String(), ipc.Transport(c.transport), others, isid, timeout
 	ss := &session{number: number, state: api.SessionLogin, devices: make(map[int]*device), reasons: make(map[uint64]string)}
-	ss.group = ipc.Group{ID: id, Target: req.Target, Portal: req.Portal, TPGT: 0}
+	ss.group = ipc.Group{ID: id, Target: req.Target, Portal: req.Portal, TPGT: 0, Settings: c.settings}
 	s.mu.Lock()
 	s.sessions[id] = ss
 	s.mu.Unlock()

@@ -126,6 +126,9 @@ func (s *Service) Configuration() api.ConfigReply {
 			c := config.Config{Reactors: runs.Reactors, BufferPool: runs.BufferPool, ACKTimeout: runs.ACKTimeout}
 			holds = o.Value(&c)
 		}
+		if holds != x.Value && o.Name == "initiator_name" {
+			holds.Text = s.name // where none is configured there is one in a file of its own
+		}
 		if holds != x.Value {
 			x.InForce = &holds
 		}

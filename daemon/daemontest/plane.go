@@ -28,6 +28,7 @@ type Target struct {
 	MovedTo, Gone string
 	Hang          bool          // login never ends by itself
 	Enter         chan struct{} // if not nil, gets a value when a login has begun
+	Leave         chan struct{} // if not nil, a login goes on when it gives a value
 }
 
 // Disk makes a unit of a size in bytes.
@@ -647,6 +648,9 @@ func (p *Plane) login(ctx context.Context, r ipc.LoginRequest) (any, error) {
 		enter := t.Enter
 		p.mu.Unlock()
 		enter <- struct{}{}
+		if t.Leave != nil {
+			<-t.Leave
+		}
 		p.mu.Lock()
 	}
 	defer p.mu.Unlock()
