@@ -97,7 +97,7 @@ type ConfigChange struct {
 	New    ConfigValue  `json:"new"`
 	Origin ConfigOrigin `json:"origin"` // of the new value
 	Effect string       `json:"effect"` // when it counts
-	// KeptBy are the targets with sessions, or the devices, that keep the old value until their next login.
+	// KeptBy are the targets with sessions, or the devices, that keep what they were made with, until the next login.
 	KeptBy []string `json:"kept_by"`
 }
 

@@ -1,5 +1,5 @@
 // Command iserctl tells iserd what to do and shows what there is. It holds no logic of its own: it checks its arguments, speaks the API of
-// package client, and prints.
+// package client, and prints. Only "config check" does without a daemon: it reads files with the daemon's package.
 //
 // Exit codes are those of iscsiadm(8) where the meaning is the same: 0 done, 2 no such session, 4 connection failed, 5 login failed, 7 invalid
 // argument, 8 time-out, 12 transport missing, 13 no permission, 15 logged in already, 19 login refused for good, 20 iserd does
@@ -144,7 +144,8 @@ func (a *app) command() *cobra.Command {
 		group("discovery", "How portals are asked for their targets", a.discoveryShowCommand(), a.discoverySetCommand(), a.discoveryUnsetCommand(),
 			a.discoverySecretCommand(), a.discoveryDeleteCommand()),
 		group("session", "Sessions with targets", a.sessionListCommand(), a.sessionShowCommand()),
-		group("daemon", "The daemon itself", a.upgradeCommand()),
+		group("daemon", "The daemon itself", a.upgradeCommand(), a.reloadCommand()),
+		group("config", "The configuration of the daemon", a.configCheckCommand(), a.configShowCommand()),
 		group("device", "Block devices", a.deviceListCommand(), a.deviceShowCommand(), a.deviceStatsCommand(), a.deviceAbortCommand()),
 		group("buffer", "Memory that programs share with the daemon: O_DIRECT I/O from it needs no copy", a.bufferListCommand(), a.bufferAddCommand(),
 			a.bufferRemoveCommand(), a.bufferAdoptCommand(), a.bufferArenaCommand()),

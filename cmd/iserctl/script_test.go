@@ -58,6 +58,7 @@ const example = "iqn.2003-01.org.example:"
 func setup(env *testscript.Env) error {
 	l := daemontest.NewLab(env.WorkDir)
 	l.Plane.Prompt = true
+	l.Plane.Start = &ipc.Start{BufferPool: l.Config.BufferPool}
 	// The words that tests compare must not be random.
 	for path, text := range map[string]string{
 		"state/isid.json":   `{"schema":1,"randoms":["0a0b0c"],"groups":{},"next":0}`,

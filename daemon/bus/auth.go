@@ -21,6 +21,7 @@ const (
 	actionRegister = "org.iserd.iser1.register-buffer"
 	actionAdopt    = "org.iserd.iser1.adopt-process"
 	actionUpgrade  = "org.iserd.iser1.upgrade-data-plane"
+	actionReload   = "org.iserd.iser1.reload"
 )
 
 const (

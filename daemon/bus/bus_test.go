@@ -719,7 +719,7 @@ func TestPolicy(t *testing.T) {
 	for _, a := range p.Actions {
 		got = append(got, a.ID)
 	}
-	want := []string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt, actionUpgrade, actionScsi, actionReserve}
+	want := []string{actionDiscover, actionLogin, actionLogout, actionModify, actionRegister, actionAdopt, actionUpgrade, actionReload, actionScsi, actionReserve}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
