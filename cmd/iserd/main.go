@@ -67,6 +67,9 @@ func command() *cobra.Command {
 	fl.StringVar(&f.bus, "bus", "system", "D-Bus to join: system, none, or an address")
 	config.AddFlags(fl)
 	f.options = fl
+	cmd.AddCommand(dataPlaneCommand())
+	cmd.CompletionOptions.HiddenDefaultCmd = true
+	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
 	return cmd
 }
 
