@@ -98,6 +98,19 @@ func (s *Service) readDevices() map[int]deviceRecord {
 	return out
 }
 
+// DeviceQueues is the number of queues of that device of a run directory which has most; 0 without devices. A data plane that takes them over needs a
+// thread for each.
+func DeviceQueues(runDir string) (most int) {
+	files, _ := filepath.Glob(filepath.Join(runDir, "devices", "*.json"))
+	for _, f := range files {
+		var r deviceRecord
+		if b, err := os.ReadFile(f); err == nil && json.Unmarshal(b, &r) == nil { // readDevices complains of others
+			most = max(most, r.Queues)
+		}
+	}
+	return most
+}
+
 // properties are udev properties of the device, KEY=VALUE lines.
 func (r *deviceRecord) properties() string {
 	p, _ := api.ParsePortal(r.Portal)

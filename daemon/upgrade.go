@@ -148,9 +148,9 @@ func (s *Service) prepare(ctx context.Context, pc planeConn) (*Successor, error)
 	pctx, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
 	next, err := s.opt.Prepare(pctx, pc.hello.PID)
-	if err == nil && next != nil && next.Hello.Reactors < pc.hello.Reactors {
+	if queues := DeviceQueues(s.opt.RunDir); err == nil && next != nil && next.Hello.Reactors < queues {
 		next.Drop()
-		next, err = nil, fmt.Errorf("it has %d threads, the devices have %d queues", next.Hello.Reactors, pc.hello.Reactors)
+		next, err = nil, fmt.Errorf("it has %d threads, the devices have %d queues", next.Hello.Reactors, queues)
 	}
 	if err != nil {
 		return nil, api.Errorf(api.ErrAgain, "the new data plane does not start: %w; process %d goes on serving, nothing was changed", err, pc.hello.PID)

@@ -126,6 +126,7 @@ func TestUpgrade(t *testing.T) {
 	if _, err := d.Logout(context.Background(), api.LogoutRequest{Session: iqn}); err != nil {
 		t.Error(err)
 	}
+	l.Plane.Reactors-- // without devices there may be fewer
 	if r, err := upgrade(d); err != nil || len(r.Devices) != 0 || r.PauseMS != 0 {
 		t.Errorf("with nobody logged in: %+v, %v", r, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,7 +42,7 @@ func dataPlane(c config.Config, runDir string) (*exec.Cmd, error) {
 		return nil, err
 	}
 	cmd := exec.Command(path, "--run-dir", runDir, "--log-level", c.LogLevel,
-		"--reactors", strconv.Itoa(c.Reactors), "--pool", strconv.Itoa(c.BufferPool),
+		"--reactors", strconv.Itoa(threads(c.Reactors, daemon.DeviceQueues(runDir))), "--pool", strconv.Itoa(c.BufferPool),
 		"--ack-timeout", c.ACKTimeout.String())
 	cmd.Dir = "/"
 	cmd.Stderr = os.Stderr
@@ -53,6 +54,19 @@ func dataPlane(c config.Config, runDir string) (*exec.Cmd, error) {
 	})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd, nil
+}
+
+// threads is how many the data plane is started with: as many as configured, but no fewer than it needs for the devices that wait for it, which were made when
+// there were more.
+func threads(configured, queues int) int {
+	have := configured
+	if have == 0 {
+		have = runtime.NumCPU()
+	}
+	if have < queues {
+		return queues
+	}
+	return configured
 }
 
 // start starts the data plane. exited yields why it has ended.
