@@ -32,6 +32,20 @@ func TestReload(t *testing.T) {
 	if n := f.d.Config().QueueDepth; n != 128 {
 		t.Errorf("somebody who may not has changed queue_depth to %d", n)
 	}
+	// polkit is asked for the action of its own.
+	pk := connect(t, f.address())
+	asked := make(chan string, 1)
+	if err := pk.Export(authority{func(_, action string, _ uint32) (bool, bool) { asked <- action; return false, true }}, polkitPath,
+		"org.freedesktop.PolicyKit1.Authority"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := pk.RequestName(polkitName, 0); err != nil || r != dbus.RequestNameReplyPrimaryOwner {
+		t.Fatal(r, err)
+	}
+	wantName(t, f.call(managerPath, method, opts{}).Err, api.ErrInteractiveRequired)
+	if action := <-asked; action != "org.iserd.iser1.reload" {
+		t.Errorf("polkit was asked for %s", action)
+	}
 	allowed.Store(true)
 	wantName(t, f.call(managerPath, method, opts{"now": dbus.MakeVariant(true)}).Err, api.ErrInvalidArgs)
 	var changes []map[string]dbus.Variant
