@@ -86,8 +86,10 @@ type ConfigOption struct {
 	Value  ConfigValue  `json:"value"`
 	Origin ConfigOrigin `json:"origin"`
 	Effect string       `json:"effect"` // when a change counts: EffectNow, ...
-	// InForce is what still holds while Value waits for Effect; nil when it does not wait, or when the data plane does not say what it has.
+	// InForce is what still holds while Value waits for Effect; nil when it does not wait.
 	InForce *ConfigValue `json:"in_force,omitempty"`
+	// Unknown: what holds is not known. No data plane runs, or it is too old to say what it was started with.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
 // ConfigChange is an option that has another value than before.

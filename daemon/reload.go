@@ -122,7 +122,9 @@ func (s *Service) Configuration() api.ConfigReply {
 		switch {
 		case o.Effect == api.EffectDaemon:
 			holds = o.Value(&now.force)
-		case o.Effect == api.EffectDataPlane && runs != nil:
+		case o.Effect == api.EffectDataPlane && runs == nil:
+			x.Unknown = true
+		case o.Effect == api.EffectDataPlane:
 			c := config.Config{Reactors: runs.Reactors, BufferPool: runs.BufferPool, ACKTimeout: runs.ACKTimeout}
 			holds = o.Value(&c)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -186,6 +187,30 @@ func TestReloadWaits(t *testing.T) {
 	delete(want, "ack_timeout")
 	if d := cmp.Diff(want, waits()); d != "" {
 		t.Error(d)
+	}
+	// One that is too old does not say, and none does not either.
+	unknown := func() (names []string) {
+		for _, o := range d.Configuration().Options {
+			if o.Unknown {
+				names = append(names, o.Name)
+			}
+		}
+		return names
+	}
+	if n := unknown(); len(n) != 0 {
+		t.Errorf("%q are not known", n)
+	}
+	start := l.Plane.Start
+	l.Plane.Start = nil
+	if _, err := upgrade(d); err != nil {
+		t.Fatal(err)
+	}
+	if n := unknown(); !slices.Equal(n, []string{"reactors", "buffer_pool", "ack_timeout"}) {
+		t.Errorf("%q are not known", n)
+	}
+	l.Plane.Start = start
+	if _, err := upgrade(d); err != nil {
+		t.Fatal(err)
 	}
 	// A change that is taken back before it has counted waits no longer.
 	l.configure(`reactors = 3`, `ack_timeout = "1s"`)

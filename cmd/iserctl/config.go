@@ -97,7 +97,10 @@ func (a *app) showConfig(r api.ConfigReply, origin bool) error {
 			cells = append(cells, o.Origin.String())
 		}
 		holds := "yes"
-		if o.InForce != nil {
+		switch {
+		case o.Unknown:
+			holds = "not known: no data plane says so"
+		case o.InForce != nil:
 			holds = fmt.Sprintf("no: %s, %s", cmp.Or(o.InForce.Text, "empty"), waits[o.Effect])
 		}
 		t.row(append(cells, holds)...)

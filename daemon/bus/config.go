@@ -47,6 +47,9 @@ func (m manager) GetConfiguration() ([]map[string]dbus.Variant, *dbus.Error) {
 		if o.InForce != nil {
 			x["in_force"] = configValue(*o.InForce)
 		}
+		if o.Unknown {
+			x["unknown"] = dbus.MakeVariant(true)
+		}
 		out = append(out, x)
 	}
 	return out, nil
