@@ -57,7 +57,7 @@ func TestReloadDuringLogin(t *testing.T) {
 	l.Plane.AddTarget(second, &daemontest.Target{Units: []ipc.Unit{daemontest.Disk(0, 1<<20)}, Enter: enter, Leave: leave})
 	l.Plane.AddTarget(third, &daemontest.Target{Units: []ipc.Unit{daemontest.Disk(0, 1<<20)}})
 	own := iqn + "-own"
-	l.Plane.AddTarget(own, &daemontest.Target{Units: []ipc.Unit{daemontest.Disk(0, 1<<20)}})
+	l.Plane.AddTarget(own, &daemontest.Target{Units: []ipc.Unit{daemontest.Disk(0, 1<<20)}, Enter: enter, Leave: leave})
 	d := l.start()
 	ctx := context.Background()
 	l.login(d)
@@ -67,27 +67,28 @@ func TestReloadDuringLogin(t *testing.T) {
 	if _, err := d.SetNode(ctx, api.SettingsRequest{Target: own, Set: map[string]string{"request_timeout": "7"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Login(ctx, api.LoginRequest{Target: own}); err != nil {
-		t.Fatal(err)
+	result := make(chan error, 2)
+	for _, target := range []string{own, second} { // the first has a request_timeout of its own, and keeps nothing
+		go func() {
+			_, err := d.Login(ctx, api.LoginRequest{Target: target, Portal: portal})
+			result <- err
+		}()
+		<-enter
 	}
-	result := make(chan error, 1)
-	go func() {
-		_, err := d.Login(ctx, api.LoginRequest{Target: second, Portal: portal})
-		result <- err
-	}()
-	<-enter
 	l.configure(`request_timeout = "45s"`, `login_timeout = "50s"`, `queue_depth = 32`)
 	if d := cmp.Diff([]string{
-		"login_timeout 30s 50s login", "request_timeout 30s 45s login " + iqn + " " + second, "queue_depth 128 32 device /dev/ublkb0 /dev/ublkb1 /dev/ublkb2",
+		"login_timeout 30s 50s login", "request_timeout 30s 45s login " + iqn + " " + second, "queue_depth 128 32 device /dev/ublkb0 /dev/ublkb1",
 	}, l.reload(d)); d != "" {
 		t.Error(d)
 	}
 	if changes := l.reload(d); len(changes) != 0 {
 		t.Errorf("the second time %q", changes)
 	}
-	leave <- struct{}{}
-	if err := <-result; err != nil {
-		t.Fatal(err)
+	for range 2 {
+		leave <- struct{}{}
+		if err := <-result; err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := d.Login(ctx, api.LoginRequest{Target: third, Portal: portal}); err != nil {
 		t.Fatal(err)
@@ -102,7 +103,7 @@ func TestReloadDuringLogin(t *testing.T) {
 	}
 	for _, x := range d.Devices(ctx, false).Devices {
 		want := 32
-		if x.Target == iqn || x.Target == own {
+		if x.Target == iqn {
 			want = 128
 		}
 		if x.QueueDepth != want {
