@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -52,7 +53,7 @@ func (s *Service) Reload(_ context.Context, _ api.ReloadRequest) (api.ReloadRepl
 	s.conf.Store(&configuration{next, force})
 	s.setLogLevel(force.LogLevel)
 	for _, c := range changes {
-		s.log.WithField("from", c.Origin.String()).Infof("%s is %q, was %q; counts: %s", c.Name, c.New, c.Old, c.Effect)
+		s.log.WithField("from", c.Origin.String()).Infof("%s is %s, was %s; counts: %s", c.Name, cmp.Or(c.New.Text, "empty"), cmp.Or(c.Old.Text, "empty"), c.Effect)
 	}
 	s.log.Infof("the configuration was read again; %d options have changed", len(changes))
 	return api.ReloadReply{Version: api.Version, Files: next.Files, Changes: changes}, nil
