@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -22,13 +23,20 @@ import (
 
 	"iserd.org/iserd/api"
 	"iserd.org/iserd/client"
+	"iserd.org/iserd/cmd/iserctl/iscsiadm"
 	"iserd.org/iserd/internal/version"
 )
 
 // requestLimit bounds a request as a whole; the daemon's own bounds are much shorter.
 const requestLimit = 20 * time.Minute
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	args := os.Args[1:]
+	if filepath.Base(os.Args[0]) == iscsiadm.Name { // a link, for programs that call iscsiadm
+		args = append([]string{iscsiadm.Name}, args...)
+	}
+	os.Exit(run(args, os.Stdout, os.Stderr))
+}
 
 // run executes a command line and returns the exit code.
 func run(args []string, stdout, stderr io.Writer) int {
@@ -37,6 +45,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
 	a := &app{out: stdout, err: stderr}
+	if len(args) > 0 && args[0] == iscsiadm.Name { // an own command line, none of cobra's flags
+		a.socket = defaultSocket()
+		defer a.daemon().Close()
+		return iscsiadm.Run(ctx, a.daemon(), args[1:], stdout, stderr)
+	}
 	cmd := a.command()
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)
@@ -106,6 +119,24 @@ func exactly(n int, what string) cobra.PositionalArgs {
 	}
 }
 
+// defaultSocket is where the daemon is when no flag says otherwise.
+func defaultSocket() string {
+	if s := os.Getenv("ISERD_SOCKET"); s != "" {
+		return s
+	}
+	return client.DefaultSocket
+}
+
+// iscsiadmCommand is there for the list of commands: run takes the arguments before cobra sees them.
+func (a *app) iscsiadmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "iscsiadm ARGUMENTS", Short: "Do what open-iscsi's iscsiadm does with these arguments (docs/iscsiadm.md)", DisableFlagParsing: true,
+		RunE: func(*cobra.Command, []string) error {
+			return api.Errorf(api.ErrInvalidArgs, "iscsiadm has to be the first argument of iserctl")
+		},
+	}
+}
+
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use: "iserctl", Short: "Discover iSCSI targets, log in over iSER or TCP, and show the block devices", Version: version.String(),
@@ -113,11 +144,7 @@ func (a *app) command() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return api.Errorf(api.ErrInvalidArgs, "%w", err) })
 	pf := root.PersistentFlags()
-	socket := os.Getenv("ISERD_SOCKET")
-	if socket == "" {
-		socket = client.DefaultSocket
-	}
-	pf.StringVar(&a.socket, "socket", socket, "socket of the daemon (environment: ISERD_SOCKET)")
+	pf.StringVar(&a.socket, "socket", defaultSocket(), "socket of the daemon (environment: ISERD_SOCKET)")
 	pf.BoolVar(&a.json, "json", false, "print JSON instead of tables")
 	pf.DurationVar(&a.timeout, "timeout", 0, "time for a discovery, a login or a SCSI command (default: the daemon's)")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
@@ -138,7 +165,7 @@ func (a *app) command() *cobra.Command {
 		return c
 	}
 	root.AddCommand(
-		a.discoverCommand(), a.loginCommand(), a.logoutCommand(), a.rescanCommand(), a.statusCommand(),
+		a.discoverCommand(), a.loginCommand(), a.logoutCommand(), a.rescanCommand(), a.statusCommand(), a.iscsiadmCommand(),
 		group("node", "Stored records: a target at a portal", a.nodeListCommand(), a.nodeShowCommand(), a.nodeAddCommand(), a.nodeDeleteCommand(),
 			a.nodeSetCommand(), a.nodeUnsetCommand(), a.nodeSecretCommand()),
 		group("discovery", "How portals are asked for their targets", a.discoveryShowCommand(), a.discoverySetCommand(), a.discoveryUnsetCommand(),

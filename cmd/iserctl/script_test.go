@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(leakCheck{m}, map[string]func(){"iserctl": main})
+	testscript.Main(leakCheck{m}, map[string]func(){"iserctl": main, "iscsiadm": main})
 }
 
 // leakCheck looks for goroutines after the tests, not in the commands that the scripts run.
