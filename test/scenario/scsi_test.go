@@ -19,8 +19,8 @@ import (
 // otherName is the initiator that stands for another machine.
 const otherName = "iqn.2003-01.org.example:other"
 
-// otherInitiator logs open-iscsi and the kernel's initiator in to a target, and returns the disk of unit 0.
-func otherInitiator(t testing.TB, g *target) string {
+// openISCSI starts open-iscsi with the kernel's initiator over TCP, for the length of the test.
+func openISCSI(t testing.TB) {
 	t.Helper()
 	must(t, "modprobe", "-a", "iscsi_tcp", "sd_mod", "sg")
 	for _, d := range []string{"/run/lock/iscsi", "/etc/iscsi"} {
@@ -45,6 +45,12 @@ func otherInitiator(t testing.TB, g *target) string {
 		}
 		return nil
 	})
+}
+
+// otherInitiator logs open-iscsi and the kernel's initiator in to a target, and returns the disk of unit 0.
+func otherInitiator(t testing.TB, g *target) string {
+	t.Helper()
+	openISCSI(t)
 	must(t, "iscsiadm", "-m", "node", "-o", "new", "-T", g.name, "-p", g.portal+",1")
 	must(t, "iscsiadm", "-m", "node", "-T", g.name, "-p", g.portal, "--login")
 	t.Cleanup(func() {

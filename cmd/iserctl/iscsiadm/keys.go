@@ -47,7 +47,7 @@ var nodeKeys = []key{
 	{name: "node.discovery_port", preset: "0", fixed: true},
 	{name: "node.discovery_type", preset: "static", fixed: true},
 	{name: "node.session.initial_cmdsn", preset: "0"},
-	{name: "node.session.initial_login_retry_max", preset: "4"},
+	{name: "node.session.initial_login_retry_max", preset: "8"},
 	{name: "node.session.xmit_thread_priority", preset: "0"},
 	{name: "node.session.cmds_max", preset: "128"},
 	{name: "node.session.queue_depth", preset: "32"},
@@ -84,7 +84,7 @@ var nodeKeys = []key{
 	{name: "node.conn[0].tcp.window_size", preset: "524288"},
 	{name: "node.conn[0].tcp.type_of_service", preset: "0"},
 	{name: "node.conn[0].timeo.logout_timeout", preset: "15", setting: "logout_timeout"},
-	{name: "node.conn[0].timeo.login_timeout", preset: "30", setting: "login_timeout"},
+	{name: "node.conn[0].timeo.login_timeout", preset: "15", setting: "login_timeout"},
 	{name: "node.conn[0].timeo.auth_timeout", preset: "45"},
 	{name: "node.conn[0].timeo.noop_out_interval", preset: "5", setting: "noop_out_interval"},
 	{name: "node.conn[0].timeo.noop_out_timeout", preset: "5", setting: "noop_out_timeout"},
@@ -123,6 +123,7 @@ var discoveryKeys = []key{
 	{name: "discovery.sendtargets.auth.password", secret: api.CHAPSecret},
 	{name: "discovery.sendtargets.auth.username_in", setting: "chap_target_user"},
 	{name: "discovery.sendtargets.auth.password_in", secret: api.CHAPTargetSecret},
+	{name: "node.session.auth.chap_algs", setting: "chap_algorithms"}, // so named
 	{name: "discovery.sendtargets.timeo.login_timeout", preset: "15", setting: "login_timeout"},
 	{name: "discovery.sendtargets.use_discoveryd", preset: "No", choices: yesNo(),
 		warn: warnIf(func(v string) bool { return v == "Yes" }, "portals are asked when somebody asks")},
@@ -136,7 +137,6 @@ var discoveryKeys = []key{
 // silentDiscoveryKeys can be set, but a dump does not show them.
 var silentDiscoveryKeys = []key{
 	{name: "discovery.sendtargets.auth.password_length"}, {name: "discovery.sendtargets.auth.password_in_length"},
-	{name: "node.session.auth.chap_algs", setting: "chap_algorithms"},
 }
 
 // ifaceKeys are the names of an iface's record, with what they show.

@@ -14,7 +14,7 @@ func TestKeysExist(t *testing.T) {
 	seen := map[string]bool{}
 	for _, table := range [][]key{headKeys, nodeKeys, silentKeys, ifaceKeys, discoveryKeys} {
 		for _, k := range table {
-			if seen[k.name] && k.name != "iface.transport_name" {
+			if seen[k.name] && k.name != "iface.transport_name" && k.name != "node.session.auth.chap_algs" {
 				t.Errorf("%s is there twice", k.name)
 			}
 			seen[k.name] = true
@@ -81,7 +81,9 @@ func TestChange(t *testing.T) {
 		}
 	}
 	var c change
-	for _, p := range []param{{"node.session.auth.username", ""}, {"node.session.auth.username", "me"}, {"node.session.auth.password", "secret"}, {"node.session.auth.password_in", ""}} {
+	for _, p := range []param{
+		{"node.session.auth.username", ""}, {"node.session.auth.username", "me"}, {"node.session.auth.password", "secret"}, {"node.session.auth.password_in", ""},
+	} {
 		if bad := c.add(p, nodeKeys); bad != nil {
 			t.Fatal(bad)
 		}

@@ -9,6 +9,7 @@ import (
 
 // Exit codes of iscsiadm(8), those that are made here; the others come with the daemon's failures.
 const (
+	codeUnknown       = 1
 	codeNoMemory      = 3
 	codeDatabase      = 6
 	codeInvalid       = 7
@@ -44,7 +45,7 @@ func message(code int) string {
 func codeOf(err error) int {
 	switch api.NameOf(err) {
 	case api.ErrCommandFailed, api.ErrReservationConflict: // numbers that mean something else here
-		return 1
+		return codeUnknown
 	}
 	return api.ExitCode(err)
 }

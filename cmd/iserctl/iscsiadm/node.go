@@ -337,8 +337,8 @@ func (r *run) deleteRecords(ctx context.Context, f filter) error {
 		n := &list[i]
 		own := filter{n.Target, n.Address, int(n.Port), ""}
 		if slices.ContainsFunc(live, func(s api.Session) bool { return own.session(&s) }) {
-			r.fail("This command will remove the record [iface: %s, target: %s, portal: %s,%d], but a session is using it. Logout session then rerun command to remove record.",
-				ifaceOf(n), n.Target, n.Address, n.Port)
+			r.fail("This command will remove the record [iface: %s, target: %s, portal: %s,%d], but a session is using it. "+
+				"Logout session then rerun command to remove record.", ifaceOf(n), n.Target, n.Address, n.Port)
 			return r.refuse(codeSessionExists, notAll, message(codeSessionExists))
 		}
 		if _, err := r.d.DeleteNodes(ctx, api.NodeFilter{Target: n.Target, Portal: n.Portal().String()}); err != nil {
@@ -418,12 +418,8 @@ func (r *run) loginAllOf(ctx context.Context, list []api.Node) error {
 		all = append(all, a)
 		targets[n.Target] = append(targets[n.Target], a)
 	}
-	for _, a := range all {
-		if a == targets[a.node.Target][0] {
-			r.print("Logging in to [%s]\n", a)
-		}
-	}
 	var wg sync.WaitGroup
+	var say sync.Mutex
 	for _, of := range targets {
 		wg.Add(1)
 		go func() {
@@ -432,6 +428,11 @@ func (r *run) loginAllOf(ctx context.Context, list []api.Node) error {
 			for _, a := range of {
 				if a.idle = done; done {
 					continue
+				}
+				if r.debug > 0 {
+					say.Lock()
+					r.print("Logging in to [%s]\n", a)
+					say.Unlock()
 				}
 				_, a.err = r.d.Login(ctx, api.LoginRequest{Target: a.node.Target, Portal: a.node.Portal().String()})
 				done = a.err == nil
@@ -442,9 +443,6 @@ func (r *run) loginAllOf(ctx context.Context, list []api.Node) error {
 	for _, a := range all {
 		if a.idle {
 			continue
-		}
-		if a != targets[a.node.Target][0] {
-			r.print("Logging in to [%s]\n", a)
 		}
 		if a.err == nil {
 			r.print("Login to [%s] successful.\n", a)

@@ -236,7 +236,9 @@ func parse(args []string) (call, *stop) {
 			value = &o.arg
 		case 'r':
 			if c.sid = sessionNumber(o.arg); c.sid < 0 {
-				return c, invalid("invalid sid '%s'", o.arg)
+				s := invalid("%s is an invalid session ID or path", o.arg)
+				s.code = codeUnknown
+				return c, s
 			}
 		case 'P':
 			c.level = atoi(o.arg)

@@ -35,7 +35,9 @@ func TestParse(t *testing.T) {
 		{"-m node -p storage:860", with(func(c *call) { c.mode, c.address, c.port = modeNode, "storage", 860 })},
 		{"-m node -p 10.0.0.1,1", with(func(c *call) { c.mode, c.address, c.tpgt = modeNode, "10.0.0.1", 1 })},
 		{"-m node -T T --interface default --op new", with(func(c *call) { c.mode, c.target, c.ifaces, c.op = modeNode, "T", []string{"default"}, opNew })},
-		{"-m node --op update -n a -v 1 -n b -v 2", with(func(c *call) { c.mode, c.op, c.params = modeNode, opUpdate, []param{{"a", "1"}, {"b", "2"}} })},
+		{"-m node --op update -n a -v 1 -n b -v 2", with(func(c *call) {
+			c.mode, c.op, c.params = modeNode, opUpdate, []param{{"a", "1"}, {"b", "2"}}
+		})},
 		{"-m node --op=update --value 1 --name a", with(func(c *call) { c.mode, c.op, c.params = modeNode, opUpdate, []param{{"a", "1"}} })},
 		{"-m node -o update -n a -n b -v 2", with(func(c *call) { c.mode, c.op, c.params = modeNode, opUpdate, []param{{"b", "2"}} })},
 		{"-m discovery -t st -p 10.0.0.1 -o new -o delete", with(func(c *call) {
@@ -58,7 +60,8 @@ func TestParse(t *testing.T) {
 			t.Errorf("%s: %+v %+v, want %+v", x.line, got, end, x.want)
 		}
 	}
-	if got, end := parse([]string{"-m", "node", "-o", "update", "-n", "node.session.auth.username", "-v", ""}); end != nil || len(got.params) != 1 || got.params[0].value != "" {
+	got, end := parse([]string{"-m", "node", "-o", "update", "-n", "node.session.auth.username", "-v", ""})
+	if end != nil || len(got.params) != 1 || got.params[0].value != "" {
 		t.Errorf("an empty value: %+v %+v", got, end)
 	}
 }
@@ -66,19 +69,22 @@ func TestParse(t *testing.T) {
 // TestStop: what ends a run while the line is read.
 func TestStop(t *testing.T) {
 	for line, want := range map[string]stop{
-		"-V":                  {out: versionLine()},
-		"--version -m bogus":  {out: versionLine()},
-		"-m bogus --version":  {errs: []string{"bogus mode is unkonwn/unsupported"}, code: codeInvalid},
-		"-m node --help":      {errs: []string{"node mode: option '-h' is not allowed/supported"}, code: codeInvalid},
-		"-h":                  {out: usage},
-		"-m fw --print 0 -l":  {errs: []string{"fw mode: option '-P' is not allowed/supported"}, code: codeInvalid},
-		"-m node -k 1":        {errs: []string{"node mode: option '-k' is not allowed/supported"}, code: codeInvalid},
-		"-k -1":               {errs: []string{"Invalid killiscsid priority -1 Priority must be greater than or equal to zero."}, code: codeInvalid},
-		"-r 1x -m session":    {errs: []string{"invalid sid '1x'"}, code: codeInvalid},
-		"-o x -m bogus":       {errs: []string{"can not recognize operation: 'x'"}, code: codeInvalid},
-		"-T x -Z":             {errs: []string{"invalid option -- 'Z'", "unrecognized character 'Z'"}, code: codeInvalid},
-		"-Z -m node":          {errs: []string{"invalid option -- 'Z'", "invalid option -- 'Z'", "node mode: option '-Z' is not allowed/supported"}, code: codeInvalid},
-		"-m node --p x":       {errs: []string{"option '--p' is ambiguous; possibilities: '--portal' '--print' '--packetsize' '--portal_type'", "node mode: option '-' is not allowed/supported"}, code: codeInvalid},
+		"-V":                 {out: versionLine()},
+		"--version -m bogus": {out: versionLine()},
+		"-m bogus --version": {errs: []string{"bogus mode is unkonwn/unsupported"}, code: codeInvalid},
+		"-m node --help":     {errs: []string{"node mode: option '-h' is not allowed/supported"}, code: codeInvalid},
+		"-h":                 {out: usage},
+		"-m fw --print 0 -l": {errs: []string{"fw mode: option '-P' is not allowed/supported"}, code: codeInvalid},
+		"-m node -k 1":       {errs: []string{"node mode: option '-k' is not allowed/supported"}, code: codeInvalid},
+		"-k -1":              {errs: []string{"Invalid killiscsid priority -1 Priority must be greater than or equal to zero."}, code: codeInvalid},
+		"-r 1x -m session":   {errs: []string{"1x is an invalid session ID or path"}, code: codeUnknown},
+		"-o x -m bogus":      {errs: []string{"can not recognize operation: 'x'"}, code: codeInvalid},
+		"-T x -Z":            {errs: []string{"invalid option -- 'Z'", "unrecognized character 'Z'"}, code: codeInvalid},
+		"-Z -m node": {errs: []string{
+			"invalid option -- 'Z'", "invalid option -- 'Z'", "node mode: option '-Z' is not allowed/supported"}, code: codeInvalid},
+		"-m node --p x": {errs: []string{
+			"option '--p' is ambiguous; possibilities: '--portal' '--print' '--packetsize' '--portal_type'",
+			"node mode: option '-' is not allowed/supported"}, code: codeInvalid},
 		"-m node --rescan -Q": {errs: []string{"invalid option -- 'Q'", "node mode: option '-Q' is not allowed/supported"}, code: codeInvalid},
 	} {
 		_, end := parse(strings.Fields(line))
@@ -94,7 +100,8 @@ func TestStop(t *testing.T) {
 // FuzzParse: no line makes the parser fall over; a line is refused with a reason, answered, or has a mode that exists.
 func FuzzParse(f *testing.F) {
 	for _, line := range []string{
-		"-m node -T x -p [::1]:3260,1 -l", "--mode=session -P 3", "-m discoverydb -t st -p a,b:c -D", "-lmnode", "-m node -n a -v b -o update -o new", "--=", "--", "-", "-m", "-p[",
+		"-m node -T x -p [::1]:3260,1 -l", "--mode=session -P 3", "-m discoverydb -t st -p a,b:c -D", "-lmnode", "-m node -n a -v b -o update -o new", "--=",
+		"--", "-", "-m", "-p[",
 	} {
 		f.Add(strings.ReplaceAll(line, " ", "\n"))
 	}
@@ -102,7 +109,7 @@ func FuzzParse(f *testing.F) {
 		args := strings.Split(line, "\n")
 		c, end := parse(args)
 		if end != nil {
-			if end.code != 0 && end.code != codeInvalid || end.code != 0 && len(end.errs) == 0 && end.out == "" {
+			if end.code != 0 && end.code != codeInvalid && end.code != codeUnknown || end.code != 0 && len(end.errs) == 0 && end.out == "" {
 				t.Fatalf("%q: stopped with %+v", args, end)
 			}
 			return

@@ -1,6 +1,7 @@
 package iscsiadm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -150,8 +151,8 @@ func (r *run) sessionTree(s *api.Session, n *api.Node, devices map[string]string
 		local = "[" + local + "]"
 	}
 	line("Iface IPaddress: %s", or(local))
-	line("Iface HWaddress: %s", empty)
-	line("Iface Netdev: %s", or(how.NetworkInterface))
+	line("Iface HWaddress: %s", ifaceDefault)
+	line("Iface Netdev: %s", cmp.Or(how.NetworkInterface, ifaceDefault))
 	connection, state, daemon := stateNames(s.State)
 	line("SID: %d", s.ID)
 	line("iSCSI Connection State: %s", connection)

@@ -142,7 +142,8 @@ func lab(t *testing.T) (*daemontest.Lab, *changed) {
 		"iser": {at("t1", "10.0.0.1"), at("t1", "fd00::1")}, "tcp": {at("t2", "10.0.0.1"), at("t1", "10.0.0.1")},
 	}}
 	l.Portals["10.0.0.3:3260"] = &daemontest.Portal{Lists: map[string][]daemon.Found{"tcp": {at("t2", "10.0.0.3")}}, Errs: map[string]error{"iser": noRDMA}}
-	l.Portals["10.0.0.2:3260"] = &daemontest.Portal{Errs: map[string]error{"tcp": api.Errorf(api.ErrConnectionFailed, "connect to 10.0.0.2:3260: connection refused"), "iser": noRDMA}}
+	refused := api.Errorf(api.ErrConnectionFailed, "connect to 10.0.0.2:3260: connection refused")
+	l.Portals["10.0.0.2:3260"] = &daemontest.Portal{Errs: map[string]error{"tcp": refused, "iser": noRDMA}}
 	l.Portals["10.0.0.4:3260"] = &daemontest.Portal{}
 	d, err := l.Start()
 	if err != nil {
