@@ -1,6 +1,7 @@
 package iscsiadm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -401,17 +402,25 @@ func (r *run) loginAllOf(ctx context.Context, list []api.Node) error {
 		return err
 	}
 	code := 0
-	up := map[string]bool{}
-	for _, s := range live.Sessions {
-		up[s.Target] = s.State != api.SessionFailed // a failed one gives way to a login
+	up := map[string]*api.Session{}
+	for i := range live.Sessions {
+		if s := &live.Sessions[i]; s.State != api.SessionFailed { // a failed one gives way to a login
+			up[s.Target] = s
+		}
 	}
 	targets := map[string][]*attempt{}
 	var all []*attempt
 	for i := range list {
 		n := &list[i]
-		if up[n.Target] {
-			r.fail("%s: 1 session requested, but 1 already present.", ifaceOf(n))
-			code = codeSessionExists
+		if s := up[n.Target]; s != nil {
+			switch {
+			case at(n, s):
+				r.fail("%s: 1 session requested, but 1 already present.", ifaceOf(n))
+				code = codeSessionExists
+			case !slices.ContainsFunc(list, func(o api.Node) bool { return o.Target == n.Target && at(&o, s) }):
+				r.elsewhere(&attempt{node: n}, s)
+				code = cmp.Or(code, codeNotSupported)
+			}
 			continue
 		}
 		a := &attempt{node: n}
@@ -448,18 +457,41 @@ func (r *run) loginAllOf(ctx context.Context, list []api.Node) error {
 			r.print("Login to [%s] successful.\n", a)
 			continue
 		}
+		if api.Is(a.err, api.ErrAlreadyLoggedIn) { // another program was faster: perhaps through another portal
+			live, err := r.d.Sessions(ctx)
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(live.Sessions, func(s api.Session) bool { return s.Target == a.node.Target })
+			if i >= 0 && !at(a.node, &live.Sessions[i]) {
+				r.elsewhere(a, &live.Sessions[i])
+				code = cmp.Or(code, codeNotSupported)
+				continue
+			}
+		}
 		c := loginCode(a.err)
 		r.fail("Could not login to [%s].", a)
 		r.fail("initiator reported error (%d - %s)", c, message(c))
 		r.detail(a.err)
-		if code == 0 {
-			code = c
-		}
+		code = cmp.Or(code, c)
 	}
 	if code != 0 {
 		return r.refuse(code, "Could not log into all portals")
 	}
 	return nil
+}
+
+// at tells whether a session was made with the portal of a record.
+func at(n *api.Node, s *api.Session) bool {
+	return n.Portal() == api.Portal{Address: s.Address, Port: s.Port}
+}
+
+// elsewhere reports a login to a target that is logged in through another portal. It is not "session exists": os-brick takes that as success and then
+// looks for this portal in the list of sessions for ever.
+func (r *run) elsewhere(a *attempt, s *api.Session) {
+	r.fail("Could not login to [%s].", a)
+	r.fail("initiator reported error (%d - %s)", codeNotSupported, message(codeNotSupported))
+	r.fail("%s is logged in at %s; a target has one session, which uses its other portals by itself", a.node.Target, address(s.Address, int(s.Port)))
 }
 
 func (a *attempt) String() string {

@@ -176,6 +176,41 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// late is a daemon that says of its sessions only after a login that there is one: another program has made it meanwhile.
+type late struct {
+	Daemon
+	node  api.Node
+	at    string // address of the session's portal
+	tried bool
+}
+
+func (l *late) Nodes(context.Context, api.NodeFilter) (api.NodesReply, error) {
+	return api.NodesReply{Nodes: []api.Node{l.node}}, nil
+}
+
+func (l *late) Sessions(context.Context) (r api.SessionsReply, err error) {
+	if l.tried {
+		r.Sessions = []api.Session{{ID: 1, Target: l.node.Target, Address: l.at, Port: 3260, State: api.SessionUp}}
+	}
+	return r, nil
+}
+
+func (l *late) Login(context.Context, api.LoginRequest) (api.LoginReply, error) {
+	l.tried = true
+	return api.LoginReply{}, api.Errorf(api.ErrAlreadyLoggedIn, "already logged in")
+}
+
+// TestLoginRace: os-brick logs in to all portals of a target at the same time. Only the login to the portal of the session may say that it exists.
+func TestLoginRace(t *testing.T) {
+	for at, want := range map[string]int{"10.0.0.1": 15, "10.0.0.2": 27} {
+		d := &late{node: api.Node{Target: example + "t1", Address: "10.0.0.1", Port: 3260}, at: at}
+		var out, errs bytes.Buffer
+		if code := Run(t.Context(), d, []string{"-m", "node", "-T", example + "t1", "-p", "10.0.0.1", "--login"}, &out, &errs); code != want {
+			t.Errorf("session at %s: code %d, want %d\n%s", at, code, want, errs.String())
+		}
+	}
+}
+
 // TestCodes: every failure of the daemon has a number that iscsiadm has, with its words, and only a failed login turns "not found" into a refusal.
 func TestCodes(t *testing.T) {
 	for name, want := range map[string]int{
