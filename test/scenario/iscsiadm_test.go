@@ -86,6 +86,20 @@ var iscsiadmCalls = []iscsiadmCall{
 	}, ownDefaults...)},
 	{line: "-m node -T $C -l"}, {line: "-m node -T $C -u"}, {line: "-m node -T $C -o delete"}, {line: "-m node -T $C -l"},
 	{line: "-m node -T $T -p $P -o delete"}, {line: "-m node -T $T -p $P"},
+
+	// As os-brick, csi-lib-iscsi and Ansible write it.
+	{line: "-m node -T $T -p $P --interface default --op new"}, {line: "-m node --op show -p $P", only: "node.startup"},
+	{line: "-m node -T $T -p $P", free: ownDefaults}, {line: "-m node -T $T -p $P --login"}, {line: "-m session"},
+	{line: "-m node -T $T -p $P --op update -n node.startup -v manual"}, {line: "-m node --rescan"}, {line: "-m session --rescan"},
+	{line: "-m node -T $T -p $P --logout"}, {line: "-m node -T $T -p $P --logout"},
+	{line: "-m node -T $T -p $P --op delete"}, {line: "-m node -T $T -p $P --op delete"},
+	{line: "-m iface -o show"}, {line: "-m iface -o show -I default"},
+	{line: "-m discoverydb -t sendtargets -p $P -I default -o new"}, {line: "-m discoverydb -t sendtargets -p $P -I default --discover", only: "$T"},
+	{line: "-m node -T $T -p $P -R"}, {line: "-m node -T $T -o delete"}, {line: "-m discoverydb -t sendtargets -p $P -I default -o delete"},
+	{line: "--mode discovery --type sendtargets --portal $P", only: "$T"}, {line: "--mode node", only: "$T"}, {line: "--mode session"},
+	{line: "--mode node --targetname $T --op=update --name node.session.auth.authmethod --value CHAP"},
+	{line: "--mode node --targetname $T", only: "node.startup"}, {line: "--mode node --targetname $T --login --portal $P"},
+	{line: "--mode node --rescan -T $T"}, {line: "--mode node --targetname $T --logout"},
 }
 
 // Numbers that each has of its own.
