@@ -159,7 +159,7 @@ func TestIscsiadm(t *testing.T) {
 	c := &target{name: newName(t), transport: "tcp", kind: kinds[1], units: twoUnits(t, 16<<20, 16<<20), chap: &targets.CHAP{User: "me", Secret: "twelve-bytes-1"}}
 	c.lioAt(t, g.portal, false)
 	control.need(t)
-	openISCSI(t)
+	openISCSI(t, otherName)
 	sid := func(ours bool) string {
 		r := iscsiadm(t, ours, "-m session")
 		_, rest, _ := strings.Cut(r.stdout, "[")

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +23,9 @@ type initiator struct {
 	logout func(t *testing.T, g *target)
 	kill   func(t *testing.T) // ends all of the initiator that is a process, and starts it again
 }
+
+// iscsid ends open-iscsi's daemon.
+var iscsid func()
 
 var initiators = []initiator{
 	{
@@ -49,7 +51,7 @@ var initiators = []initiator{
 	{
 		name: "open-iscsi",
 		login: func(t *testing.T, g *target, patience string) string {
-			iscsid.need(t)
+			iscsid = openISCSI(t, initiatorName(t)) // which the targets let in
 			record := []string{"-m", "node", "-T", g.name, "-p", targets.ParsePortal(g.portal, false).Addr.String()}
 			iface := "default"
 			if g.transport == "iser" {
@@ -85,51 +87,10 @@ var initiators = []initiator{
 			must(t, "iscsiadm", "-m", "node", "-T", g.name, "-o", "delete")
 		},
 		kill: func(t *testing.T) {
-			iscsid.stop()
-			iscsid.need(t)
+			iscsid()
+			iscsid = openISCSI(t, initiatorName(t))
 		},
 	},
-}
-
-// iscsid is open-iscsi's daemon, as Debian configures it.
-var iscsid openISCSI
-
-type openISCSI struct{ cmd *exec.Cmd }
-
-// need starts it unless it runs. It has the name of the daemon, which the targets let in.
-func (o *openISCSI) need(t *testing.T) {
-	t.Helper()
-	if o.cmd != nil {
-		return
-	}
-	must(t, "modprobe", "-a", "ib_iser", "iscsi_tcp", "sd_mod")
-	for _, d := range []string{"/run/lock/iscsi", "/etc/iscsi"} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.WriteFile("/etc/iscsi/initiatorname.iscsi", []byte("InitiatorName="+initiatorName(t)+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("iscsid", "-f")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	o.cmd = cmd
-	waitFor(t, "iscsid answers", 30*time.Second, func() error {
-		if r := run(t, "iscsiadm", "-m", "session"); r.code != 0 && r.code != 21 { // 21: it has no session
-			return errors.New(r.stderr)
-		}
-		return nil
-	})
-}
-
-func (o *openISCSI) stop() {
-	if o.cmd != nil {
-		_ = o.cmd.Process.Kill()
-		_ = o.cmd.Wait()
-		o.cmd = nil
-	}
 }
 
 // disk is a device under load: somebody reads or writes a block every few milliseconds, and how long that took is kept.
@@ -283,7 +244,6 @@ func TestPeer(t *testing.T) {
 	if rounds(t, 0) == 0 {
 		t.Skip("a comparison, which takes minutes: make soak SOAK=1 SOAKED='scenario:^TestPeer$'")
 	}
-	t.Cleanup(iscsid.stop)
 	for _, c := range comparisons {
 		for _, k := range c.kinds {
 			for _, who := range initiators {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,38 +18,10 @@ import (
 // otherName is the initiator that stands for another machine.
 const otherName = "iqn.2003-01.org.example:other"
 
-// openISCSI starts open-iscsi with the kernel's initiator over TCP, for the length of the test.
-func openISCSI(t testing.TB) {
-	t.Helper()
-	must(t, "modprobe", "-a", "iscsi_tcp", "sd_mod", "sg")
-	for _, d := range []string{"/run/lock/iscsi", "/etc/iscsi"} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.WriteFile("/etc/iscsi/initiatorname.iscsi", []byte("InitiatorName="+otherName+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("iscsid", "-f")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	waitFor(t, "iscsid answers", 20*time.Second, func() error {
-		if r := run(t, "iscsiadm", "-m", "session"); r.code != 21 && r.code != 0 {
-			return errors.New(r.stderr)
-		}
-		return nil
-	})
-}
-
 // otherInitiator logs open-iscsi and the kernel's initiator in to a target, and returns the disk of unit 0.
 func otherInitiator(t testing.TB, g *target) string {
 	t.Helper()
-	openISCSI(t)
+	openISCSI(t, otherName)
 	must(t, "iscsiadm", "-m", "node", "-o", "new", "-T", g.name, "-p", g.portal+",1")
 	must(t, "iscsiadm", "-m", "node", "-T", g.name, "-p", g.portal, "--login")
 	t.Cleanup(func() {
