@@ -23,10 +23,6 @@ const outages = 10
 // steady is how long all goes well before a fault. What has failed shortly before is tried again after a pause, which is not what is measured.
 const steady = 11 * time.Second
 
-// machineStood is how late a timer may be while a fault is measured. When it is later nothing ran in the guest at all, and its clock jumped: the emulator does
-// that now and then, by up to half a minute, and the fault is measured again.
-const machineStood = 100 * time.Millisecond
-
 // measureOutage takes the time for which requests stand still.
 func (b *bench) measureOutage(ctx context.Context, c plan.Cell) (map[string]float64, error) {
 	if err := b.site.need(ctx, wantOf(c)); err != nil {
@@ -43,19 +39,13 @@ func (b *bench) measureOutage(ctx context.Context, c plan.Cell) (map[string]floa
 		return nil, err
 	}
 	var took []float64
-	for left := 2 * outages; len(took) < outages; left-- {
+	for range outages {
 		d, err := fault(ctx, t)
-		stood := t.pulse.longest()
-		if err == nil && left == 0 {
-			err = fmt.Errorf("the guest's clock jumps too often, by %v the last time", stood)
-		}
 		if err != nil {
 			t.end()
 			return nil, b.site.orLeave(ctx, err)
 		}
-		if stood < machineStood {
-			took = append(took, d.Seconds())
-		}
+		took = append(took, d.Seconds())
 	}
 	if err := t.end(); err != nil {
 		return nil, b.site.orLeave(ctx, fmt.Errorf("a request failed: %w", err))
@@ -76,11 +66,14 @@ func (s *site) killed(ctx context.Context, t *traffic) (time.Duration, error) {
 	if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
 		return 0, err
 	}
-	at, err := t.resumed()
-	if err != nil {
+	if err := s.iserd.nextPlane(ctx, old); err != nil {
 		return 0, fmt.Errorf("%w; %s", err, lastWords())
 	}
-	return at.Sub(begin), s.iserd.nextPlane(ctx, old)
+	if err := t.more(); err != nil {
+		return 0, err
+	}
+	_, at := t.pause()
+	return at.Sub(begin), nil
 }
 
 // upgraded has the data plane replaced and returns the longest time without a completion meanwhile.
@@ -94,10 +87,11 @@ func (s *site) upgraded(ctx context.Context, t *traffic) (time.Duration, error) 
 	if _, err := run(ctx, "iserctl", "daemon", "upgrade"); err != nil {
 		return 0, err
 	}
-	if _, err := t.resumed(); err != nil {
+	if err := t.more(); err != nil {
 		return 0, err
 	}
-	return t.longest(), s.iserd.nextPlane(ctx, old)
+	longest, _ := t.pause()
+	return longest, s.iserd.nextPlane(ctx, old)
 }
 
 // away disables the target for up to five seconds, longer than it takes to notice, and returns the time from its return to the first completion.
@@ -116,8 +110,11 @@ func (s *site) away(_ context.Context, t *traffic) (time.Duration, error) {
 	if err := s.targets[0].SetEnabled(true); err != nil {
 		return 0, err
 	}
-	at, err := t.resumed()
-	return at.Sub(begin), err
+	if err := t.more(); err != nil {
+		return 0, err
+	}
+	_, at := t.pause() // it began with the mark
+	return at.Sub(begin), nil
 }
 
 // nextPlane waits until another data plane than old serves.
@@ -142,43 +139,10 @@ type traffic struct {
 	ended   bool         // guarded by turn
 	clients sync.WaitGroup
 
-	pulse pulse
-
 	mu   sync.Mutex // guards what follows
 	done []time.Time
 	err  error
 }
-
-// pulse tells whether the machine runs: a timer that has nothing to do with devices.
-type pulse struct {
-	stop, stopped chan struct{}
-	late          time.Duration // at most, since the start
-}
-
-func (p *pulse) start() {
-	p.stop, p.stopped, p.late = make(chan struct{}), make(chan struct{}), 0
-	go func() {
-		defer close(p.stopped)
-		const beat = 10 * time.Millisecond
-		for {
-			begin := time.Now()
-			select {
-			case <-p.stop:
-				return
-			case <-time.After(beat):
-				p.late = max(p.late, time.Since(begin)-beat)
-			}
-		}
-	}()
-}
-
-func (p *pulse) end() {
-	close(p.stop)
-	<-p.stopped
-}
-
-// longest is by how much the timer was late at most between start and end.
-func (p *pulse) longest() time.Duration { return p.late }
 
 // clients is how many requests there are at a time.
 const clients = 8
@@ -229,22 +193,13 @@ func alignedBlock() []byte {
 func (t *traffic) flow() error {
 	t.mark()
 	t.turn.Unlock()
-	err := await("requests are completed", func() error {
-		if _, _, n, err := t.pause(); n < clients && err == nil {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
-	t.pulse.start()
+	err := t.more()
 	t.mark()
 	return err
 }
 
 // rest ends what flow has begun.
-func (t *traffic) rest() {
-	t.pulse.end()
-	t.turn.Lock()
-}
+func (t *traffic) rest() { t.turn.Lock() }
 
 // mark forgets the completions there were.
 func (t *traffic) mark() {
@@ -253,38 +208,31 @@ func (t *traffic) mark() {
 	t.done = append(t.done[:0], time.Now())
 }
 
-// pause is the longest time between two completions since the mark, when it ended, and how many completions followed.
-func (t *traffic) pause() (longest time.Duration, at time.Time, behind int, err error) {
+// pause is the longest time between two completions since the mark, and when it ended.
+func (t *traffic) pause() (longest time.Duration, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := 1; i < len(t.done); i++ {
-		behind++
 		if d := t.done[i].Sub(t.done[i-1]); d > longest {
-			longest, at, behind = d, t.done[i], 0
+			longest, at = d, t.done[i]
 		}
 	}
-	return longest, at, behind, t.err
+	return longest, at
 }
 
-func (t *traffic) longest() time.Duration {
-	d, _, _, _ := t.pause()
-	return d
-}
-
-// resumed waits until a few requests of each client were completed after the longest pause since the mark, and returns when that ended.
-func (t *traffic) resumed() (at time.Time, err error) {
-	err = await("requests are completed", func() error {
-		d, end, behind, err := t.pause()
-		at = end
-		switch {
-		case err != nil:
-			return nil // reported in the end
-		case behind < 8*clients || d < 50*time.Millisecond:
-			return fmt.Errorf("%d after a pause of %v", behind, d)
+// more waits until a few more requests of each client were completed.
+func (t *traffic) more() error {
+	t.mu.Lock()
+	had := len(t.done)
+	t.mu.Unlock()
+	return await("requests are completed", func() error {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if n := len(t.done) - had; n < 8*clients && t.err == nil { // an error is told in the end
+			return fmt.Errorf("%d", n)
 		}
 		return nil
 	})
-	return at, err
 }
 
 // end ends the traffic and returns the first error of a request.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 )
 
@@ -15,9 +14,6 @@ var programs = []string{"fio", "iserd", "iserd-io", "iserctl", "iscsid", "iscsia
 // preload reads programs and their libraries into the page cache. A page that is missing later would be read from the host's disk, and guest
 // time would jump meanwhile.
 func preload(ctx context.Context) error {
-	if err := copyPrograms(); err != nil {
-		return err
-	}
 	files := map[string]bool{}
 	for _, name := range programs {
 		path, err := exec.LookPath(name)
@@ -48,29 +44,4 @@ func preload(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// ownPrograms is where ours are run from.
-const ownPrograms = "/run/iserd-bench"
-
-// copyPrograms puts our programs, which are started and ended while something is measured, where the host has no part in them: what it shares with
-// the guest may be read again for each process.
-func copyPrograms() error {
-	if err := os.MkdirAll(ownPrograms, 0o755); err != nil {
-		return err
-	}
-	for _, name := range []string{"iserd", "iserd-io", "iserctl"} {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			return err
-		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(ownPrograms, name), b, 0o755); err != nil {
-			return err
-		}
-	}
-	return os.Setenv("PATH", ownPrograms+":"+os.Getenv("PATH"))
 }
