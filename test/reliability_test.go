@@ -18,7 +18,7 @@ func fault(root string, all map[string]*names, cells []string) []string {
 }
 
 // TestReliability reads docs/reliability.md: each fault names tests that there are, and each scenario of a fault is named; a fault that no test
-// shows has a reason; and each time-out that may be set for a target has its row.
+// shows has a reason; each time-out that may be set for a target has its row, and a comparison has both sides.
 func TestReliability(t *testing.T) {
 	const document = "docs/reliability.md"
 	root, err := testbed.ModuleRoot()
@@ -26,7 +26,7 @@ func TestReliability(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := tree(t, root)
-	faults, open := 0, 0
+	faults, open, compared := 0, 0, 0
 	named, timeouts := map[string]bool{}, map[string]bool{}
 	tableRows(t, root, document, func(line int, heading string, head, cells []string) {
 		switch {
@@ -48,12 +48,17 @@ func TestReliability(t *testing.T) {
 			if len(cells) != 4 || slices.Contains(cells, "") {
 				t.Errorf("%s:%d: four cells with something in them are wanted", document, line)
 			}
+		case heading == "The same faults with open-iscsi":
+			compared++
+			if len(cells) != 7 || cells[2] == "" || cells[4] == "" {
+				t.Errorf("%s:%d: how long it takes with both is wanted", document, line)
+			}
 		default:
 			t.Errorf("%s:%d: a table of what?", document, line)
 		}
 	})
-	if faults < 50 || open == 0 {
-		t.Errorf("%d faults with tests and %d without: has the form of the tables changed?", faults, open)
+	if faults < 50 || open == 0 || compared == 0 {
+		t.Errorf("%d faults with tests, %d without, %d compared: has the form of the tables changed?", faults, open, compared)
 	}
 	for name := range all["test/scenario"].tests {
 		if strings.HasPrefix(name, "TestFault") && !named["test/scenario."+name] {
