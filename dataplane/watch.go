@@ -128,8 +128,8 @@ func (p *path) heard(lun scsi.LUN, sense []byte) {
 	p.group.notices.add(lu.Notice{Unit: &lu.Unit{LUN: lun}, Attention: a, Text: s.String()})
 }
 
-// Pauses of the watch: between two looks unless one is urgent, before a look that failed is repeated, and while a device is condemned, whose unit may come back. A unit
-// that nobody could identify for doubtTimeout is condemned, so that its requests end.
+// Pauses of the watch: between two looks unless one is urgent, before a look that failed is repeated, and while a device is condemned, whose unit may come
+// back. A unit that nobody could identify for doubtTimeout is condemned, so that its requests end.
 const (
 	lookPause    = 250 * time.Millisecond
 	retryPause   = time.Second
