@@ -197,27 +197,27 @@ var comparisons = []struct {
 	kinds    []kind
 	link     bool
 	patience string
-	do       func(t *testing.T, g *target, who *initiator, d *disk) (gone time.Time)
+	do       func(t *testing.T, g *target, who *initiator) (gone time.Time)
 }{
-	{"target away for 5 s", kinds[:2], false, "", func(t *testing.T, g *target, _ *initiator, _ *disk) time.Time {
+	{"target away for 5 s", kinds[:2], false, "", func(t *testing.T, g *target, _ *initiator) time.Time {
 		g.enable(t, false)
 		time.Sleep(5 * time.Second)
 		g.enable(t, true)
 		return time.Now()
 	}},
-	{"target away for 10 s with a patience of 5 s", kinds[:2], false, "5", func(t *testing.T, g *target, _ *initiator, _ *disk) time.Time {
+	{"target away for 10 s with a patience of 5 s", kinds[:2], false, "5", func(t *testing.T, g *target, _ *initiator) time.Time {
 		g.enable(t, false)
 		time.Sleep(10 * time.Second)
 		g.enable(t, true)
 		return time.Now()
 	}},
-	{"cable pulled for 10 s", kinds[:2], true, "", func(t *testing.T, _ *target, _ *initiator, _ *disk) time.Time {
+	{"cable pulled for 10 s", kinds[:2], true, "", func(t *testing.T, _ *target, _ *initiator) time.Time {
 		unplug(t)
 		time.Sleep(10 * time.Second)
 		plug(t)
 		return time.Now()
 	}},
-	{"tgtd killed and started again 2 s later", kinds[2:], false, "", func(t *testing.T, g *target, _ *initiator, _ *disk) time.Time {
+	{"tgtd killed and started again 2 s later", kinds[2:], false, "", func(t *testing.T, g *target, _ *initiator) time.Time {
 		if err := g.tgtd.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -225,13 +225,13 @@ var comparisons = []struct {
 		g.startTGTD(t)
 		return time.Now()
 	}},
-	{"tgtd stopped for 15 s", kinds[2:], false, "", func(t *testing.T, g *target, _ *initiator, _ *disk) time.Time {
+	{"tgtd stopped for 15 s", kinds[2:], false, "", func(t *testing.T, g *target, _ *initiator) time.Time {
 		g.pause(t, true)
 		time.Sleep(15 * time.Second)
 		g.pause(t, false)
 		return time.Now()
 	}},
-	{"all processes of the initiator killed", kinds[:2], false, "", func(t *testing.T, _ *target, who *initiator, _ *disk) time.Time {
+	{"all processes of the initiator killed", kinds[:2], false, "", func(t *testing.T, _ *target, who *initiator) time.Time {
 		who.kill(t)
 		return time.Now()
 	}},
@@ -262,7 +262,7 @@ func TestPeer(t *testing.T) {
 					d := watchDisk(t, path)
 					defer d.close()
 					begin := time.Now()
-					gone := c.do(t, g, &who, d)
+					gone := c.do(t, g, &who)
 					back := d.after(t, gone)
 					pause := d.pause(begin)
 					t.Logf("Compared | %s | %s | %s | %.2f s | %.2f s | %s |", c.name, k.name, who.name, pause.Seconds(), back.Sub(gone).Seconds(), d.failures())
