@@ -189,11 +189,13 @@ func alignedBlock() []byte {
 	return b[off : off+n : off+n]
 }
 
-// flow begins, and returns when requests are completed.
+// flow begins, and returns when requests are completed. After an error it has ended.
 func (t *traffic) flow() error {
-	t.mark()
 	t.turn.Unlock()
 	err := t.more()
+	if err != nil {
+		t.rest()
+	}
 	t.mark()
 	return err
 }
